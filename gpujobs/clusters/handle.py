@@ -169,7 +169,9 @@ class ClusterHandle:
 
     def usage(self) -> UsageReport:
         """Return where the time of the jobs and the GPU hours went until now."""
-        return make_usage(self.status(), read_history(self.record.path), time.time())
+        record = self.record
+        past, targets = read_history(record.path), self._ledger.targets(record)
+        return make_usage(self.status(), past, targets, time.time())
 
     def logs(
         self, *, worker: str | None = None, everything: bool = False, follow: bool = False

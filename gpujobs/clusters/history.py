@@ -114,14 +114,7 @@ def read_history(path: Path) -> History:
     folder = Folder(str(path))
     if folder_problem(path):
         return History()
-    started: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    for number, kind in job_files(path / "jobs", "."):
-        value = folder.read(job_file(number, kind)) if kind in ("started", "json") else {}
-        # Bash writes whole seconds, rounded down.
-        for times, key, less in ((started, "started", 0.0), (ended, "ended", 1.0)):
-            if key in value:
-                times[number] = value[key] + less
+    started, ended = _job_times(folder)
     gpus: list[GpuSamples] = []
     hosts: list[HostSamples] = []
     problems: dict[int, str] = {}
@@ -132,8 +125,29 @@ def read_history(path: Path) -> History:
         hosts.append(HostSamples(job, node, tuple(host_samples(lines))))
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
-    events = list(_lines(path / EVENTS, Event))
-    return History(started, ended, tuple(connections(events)), tuple(gpus), tuple(hosts), problems)
+    return History(
+        started=started,
+        ended=ended,
+        connections=tuple(connections(_lines(path / EVENTS, Event))),
+        gpus=tuple(gpus),
+        hosts=tuple(hosts),
+        problems=problems,
+    )
+
+
+def _job_times(folder: Folder) -> tuple[dict[int, float], dict[int, float]]:
+    """Return when the jobs started and ended, by their numbers."""
+    started: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    for number, kind in job_files(folder.path / "jobs", "."):
+        if kind not in ("started", "json"):
+            continue
+        value = folder.read(job_file(number, kind))
+        if "started" in value:
+            started[number] = value["started"]
+        if "ended" in value:
+            ended[number] = value["ended"] + 1.0  # bash writes whole seconds, rounded down
+    return started, ended
 
 
 def connections(events: Iterable[Event]) -> Iterator[Connection]:
@@ -150,21 +164,23 @@ def connections(events: Iterable[Event]) -> Iterator[Connection]:
 
 def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamples]:
     """Return the samples of the GPUs of a job on one node, from the lines of its file."""
-    found: dict[str, tuple[int, list[Sample]]] = {}
+    memory: dict[str, int] = {}
+    samples: dict[str, list[Sample]] = {}
     uuids: list[str] = []
     for line in lines:
         if "gpus" in line:  # the header, again after the job was requeued
-            uuids = [gpu["uuid"] for gpu in line["gpus"]]
+            uuids = []
             for gpu in line["gpus"]:
-                found.setdefault(gpu["uuid"], (gpu["memory"], []))
+                uuids.append(gpu["uuid"])
+                memory.setdefault(gpu["uuid"], gpu["memory"])
             continue
-        time, seconds = line.get("time", 0.0), line.get("seconds", 0.0)
+        time, seconds = _span(line)
         values = zip(uuids, line.get("busy", ()), line.get("used", ()), strict=False)
         for uuid, busy, used in values:
-            found[uuid][1].append(Sample(time, seconds, busy, used))
+            samples.setdefault(uuid, []).append(Sample(time, seconds, busy, used))
     return [
-        GpuSamples(job, node, uuid, memory, tuple(samples))
-        for uuid, (memory, samples) in found.items()
+        GpuSamples(job, node, uuid, size, tuple(samples.get(uuid, ())))
+        for uuid, size in memory.items()
     ]
 
 
@@ -172,8 +188,13 @@ def host_samples(lines: Iterable[UsageLine]) -> Iterator[HostSample]:
     """Yield the samples of CPU time and memory in the lines of a file."""
     for line in lines:
         if "cpu" in line and "memory" in line:
-            time, seconds = line.get("time", 0.0), line.get("seconds", 0.0)
+            time, seconds = _span(line)
             yield HostSample(time, seconds, line["cpu"], line["memory"])
+
+
+def _span(line: UsageLine) -> tuple[float, float]:
+    """Return the end of the time that a line is about, and its seconds."""
+    return line.get("time", 0.0), line.get("seconds", 0.0)
 
 
 def read_latest(folder: Path, job: int) -> dict[str, Sample]:

@@ -36,16 +36,13 @@ from .folder import (
     write_atomically,
     write_new,
 )
+from .targets import MOST_WORKERS, Count, Target, Targets, append_targets, read_targets
 
 # -- the record of a cluster: its groups of workers and its submissions ----------------------------
 VERSION = 2
-_MOST_TARGETS = 10_000
-_MOST_WORKERS = 10**6
-"""Of all jobs that a cluster ever had; a record with more of them is damaged."""
 _MOST_PLANNED = 10**5
 """Jobs of a job folder: as many as the most GPUs of a profile."""
-_Count = Annotated[int, range(_MOST_WORKERS + 1)]
-_Positive = Annotated[int, range(1, _MOST_WORKERS + 1)]
+_Positive = Annotated[int, range(1, MOST_WORKERS + 1)]
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,8 @@ class Submission:
 
     id: str
     """Of the batch scheduler; "" before it has accepted the submission."""
-    first: _Count
-    count: _Count
+    first: Count
+    count: Count
     group: str = ""
     array: bool = False
     first_index: int = 0
@@ -97,10 +94,10 @@ class GroupRecord:
     """The workers of one kind. ``name`` is "" if the profile has no groups."""
 
     name: str
-    workers: _Count
+    workers: Count
     """Target number of workers."""
     workers_per_job: _Positive
-    gpus_per_job: _Count
+    gpus_per_job: Count
     queue: str = ""
     """Key of the queue in the site file."""
     walltime: int = 0
@@ -125,15 +122,6 @@ class GroupRecord:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The target number of workers of a group from a time on, in seconds since the epoch."""
-
-    time: float
-    workers: int
-    group: str = ""
-
-
-@dataclass(frozen=True)
 class ClusterRecord:
     """One cluster as it was submitted."""
 
@@ -151,7 +139,7 @@ class ClusterRecord:
     """The site's `cluster`: the batch scheduler's multi-cluster name."""
     commands: dict[str, str] = field(default_factory=dict)
     layout: str = "workers"
-    ranks: _Count = 0
+    ranks: Count = 0
     """MPI ranks with workers; 0 without MPI."""
     owner: str = "cluster"
     """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
@@ -175,7 +163,7 @@ class ClusterRecord:
     contact: Optional[str] = None
     """The site's contact, who can explain a refused job."""
     targets: tuple[Target, ...] = ()
-    """All changes of the target, oldest first, with the first target; empty without a change."""
+    """Of a record of an older gpujobs, until the next change: they are in a file of their own."""
     dashboard: str = "on"
     """`network.dashboard` of the profile."""
     head: str = ""
@@ -232,22 +220,19 @@ class ClusterRecord:
             for group in self.groups
         )
 
-    def remember_targets(self, before: ClusterRecord, time: float) -> ClusterRecord:
-        """Return this record with its changes of the target since ``before``."""
-        changed = set(self.groups) - set(before.groups)
-        if not changed:
-            return self
-        new = (Target(time, group.workers, group.name) for group in self.groups if group in changed)
-        targets = (*before.known_targets, *new)
-        if len(targets) > _MOST_TARGETS:  # `adapt` changes them for days
-            targets = (*targets[: len(self.groups)], *targets[-_MOST_TARGETS // 2 :])
-        return replace(self, targets=targets)
+    def changed_targets(self, before: ClusterRecord, time: float) -> list[Target]:
+        """Return the targets that differ from those of ``before``."""
+        known = {group.name: group.workers for group in before.groups}
+        return [
+            Target(time, group.workers, group.name)
+            for group in self.groups
+            if group.workers != known.get(group.name)
+        ]
 
     @property
-    def known_targets(self) -> tuple[Target, ...]:
-        """All changes of the target, oldest first; without one, the targets at the submission."""
-        first = (Target(self.created, group.workers, group.name) for group in self.groups)
-        return self.targets or tuple(first)
+    def first_targets(self) -> list[Target]:
+        """The targets at the submission, while none has been changed."""
+        return [Target(self.created, group.workers, group.name) for group in self.groups]
 
     @property
     def path(self) -> Path:
@@ -336,8 +321,8 @@ def _contradiction(record: ClusterRecord) -> str:
         if not JobId(sent.id).plausible:
             return f"{sent.id!r} is not the id of a job"
     workers = max(group.workers_per_job for group in record.groups) * max(1, record.ranks)
-    if sum(sent.count for sent in record.submissions) * workers > _MOST_WORKERS:
-        return f"it has more than {_MOST_WORKERS} workers"
+    if sum(sent.count for sent in record.submissions) * workers > MOST_WORKERS:
+        return f"it has more than {MOST_WORKERS} workers"
     if sum(planned.count for planned in record.planned) > _MOST_PLANNED:
         return f"`planned` has more than {_MOST_PLANNED} jobs"
     shown = (record.site, record.contact or "", *(group.queue for group in record.groups))
@@ -350,6 +335,8 @@ def _contradiction(record: ClusterRecord) -> str:
 
 # -- the records of a user -------------------------------------------------------------------------
 logger = logging.getLogger("gpujobs")
+_TARGETS = ".targets.jsonl"
+"""End of the name of the file beside a record that has the changes of its targets."""
 
 
 class Ledger:
@@ -484,9 +471,34 @@ class Ledger:
         """Replace fields of a record; return the new record."""
         with self._locked(cluster_id):
             before = self.get(cluster_id)
-            record = replace(before, **changes).remember_targets(before, time.time())
+            record = self._with_targets(before, replace(before, **changes))
             self._save(record)
         return record
+
+    def targets(self, record: ClusterRecord) -> Targets:
+        """Return all changes of the targets of a cluster, with the first targets."""
+        names = [group.name for group in record.groups]
+        found = read_targets(self._targets_path(record.id), record.targets, names)
+        return found if found.changes else replace(found, changes=tuple(record.first_targets))
+
+    def _with_targets(self, before: ClusterRecord, record: ClusterRecord) -> ClusterRecord:
+        """Write the changed targets of a record into their file; return the record without any.
+
+        What the disk refuses is missing in `gpujobs report`, and nowhere else.
+        """
+        changed = record.changed_targets(before, time.time())
+        if not changed:
+            return record
+        path = self._targets_path(record.id)
+        with best_effort():
+            if not os.path.lexists(path):
+                changed = [*(before.targets or before.first_targets), *changed]
+            append_targets(path, changed)
+            return replace(record, targets=())
+        return record
+
+    def _targets_path(self, cluster_id: str) -> Path:
+        return self._path(cluster_id).with_suffix(_TARGETS)
 
     def begin_submission(self, cluster_id: str, intent: Submission) -> ClusterRecord:
         """Write the intent of a submission, before the batch scheduler is called."""
@@ -513,7 +525,7 @@ class Ledger:
 
     def remove(self, cluster_id: str) -> None:
         """Delete the record of a cluster."""
-        for suffix in (".json", ".lock", ".busy"):
+        for suffix in (".json", _TARGETS, ".lock", ".busy"):
             self._path(cluster_id).with_suffix(suffix).unlink(missing_ok=True)
 
     def forget_removed(self) -> None:

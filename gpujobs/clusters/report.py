@@ -325,12 +325,8 @@ def cluster_json(
     """Return one cluster as JSON; ``job``: how a job of it is written."""
     record, folder = report.record, report.folder
     encrypted = folder.encrypted
-    leaving = {name for job in report.jobs if job.phase is JobPhase.LEAVING for name in job.workers}
-    connected: list[Json] = [*sorted(folder.workers.keys() - leaving)] if report.connected else []
-    groups: dict[str, Json] = {}
-    if rows := report.groups:
-        keys = ("name", "wanted", "connected")
-        groups["groups"] = [{key: getattr(row, key) for key in keys} for row in rows]
+    if encrypted is None:
+        encrypted = record.encrypted
     return {
         "id": record.id,
         "site": record.site,
@@ -339,9 +335,9 @@ def cluster_json(
         "kind": report.kind and report.kind.value,
         "reason": report.reason,
         "exit_code": report.exit_code,
-        "workers": {"wanted": record.workers, "connected": connected, **groups},
+        "workers": _workers_json(report),
         "address": folder.address,
-        "encrypted": record.encrypted if encrypted is None else encrypted,
+        "encrypted": encrypted,
         "transport": transport_json(folder.transport),
         "folder": record.folder,
         "created": record.created,
@@ -353,6 +349,21 @@ def cluster_json(
         "notes": list(report.notes),
         "jobs": [job(one) for one in report.jobs],
     }
+
+
+def _workers_json(report: ClusterReport) -> dict[str, Json]:
+    """Return the workers of a cluster; those of jobs that leave do not count as connected."""
+    connected = set(report.folder.workers) if report.connected else set()
+    for job in report.jobs:
+        if job.phase is JobPhase.LEAVING:
+            connected.difference_update(job.workers)
+    found: dict[str, Json] = {"wanted": report.record.workers, "connected": [*sorted(connected)]}
+    if report.groups:
+        found["groups"] = [
+            {"name": row.name, "wanted": row.wanted, "connected": row.connected}
+            for row in report.groups
+        ]
+    return found
 
 
 # -- rows of the tables of a cluster: its groups of workers, and its jobs --------------------------
@@ -392,19 +403,14 @@ class GroupRow:
 
 def group_rows(report: ClusterReport) -> list[GroupRow]:
     """Return a row for each group, and one for a job that has no workers."""
-    jobs = report.current_jobs
-    heads = [job for job in jobs if not job.workers]
+    heads = [job for job in report.current_jobs if not job.workers]
+    with_workers = [job for job in report.current_jobs if job.workers]
     connected = connected_by_group(report.jobs if report.connected else ())
-    rows = [
-        _group_row(
-            report,
-            group.name or ONLY_GROUP,
-            [job for job in jobs if job.workers and job.group == group.name],
-            wanted=group.workers,
-            connected=connected[group.name],
-        )
-        for group in report.record.groups
-    ]
+    rows = []
+    for group in report.record.groups:
+        jobs = [job for job in with_workers if job.group == group.name]
+        name, number = group.name or ONLY_GROUP, connected[group.name]
+        rows.append(_group_row(report, name, jobs, wanted=group.workers, connected=number))
     if heads:
         rows.append(_group_row(report, HEAD_JOB, heads, wanted=0, connected=0))
     return rows

@@ -80,7 +80,7 @@ def make_folder(spec: ClusterSpec, record: ClusterRecord, *, encrypted: bool) ->
     try:
         with disk_errors(record.path):
             write_spec(spec, record.path / folders.SPEC)
-            write_judge(record.path)
+            write_judge(record.path, record.scheduler)
     except BaseException:
         folders.discard(record.path)
         raise
@@ -332,10 +332,10 @@ def find_predecessor(
         return None
     other = ledger.get(after.cluster)
     report = report_on(other, ledger)
-    if report.finished and (after.any_end or report.state is ClusterState.DONE):
-        logger.info("%s has ended already", other.id)
-        return None
     if report.finished:
+        if after.any_end or report.state is ClusterState.DONE:
+            logger.info("%s has ended already", other.id)
+            return None
         message = f"`after`: {other.id} is {report.state}: {report.reason}"
         raise _error(spec, message, hint=f"after: {other.id}:any starts all the same")
     if problem := _problem(record, other):
@@ -410,14 +410,20 @@ def _check_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
     if not plan.scheduler.submit_folder:
         message = f"jobs of {plan.scheduler.name} cannot find their job folder"
         raise errors.InputError(message, hint=hint)
-    for key, needed in (("after", spec.profile.after), ("requeue", plan.lifetime.attempts > 1)):
-        if needed:
-            message = f"`{key}` needs the ids of other jobs, which a job folder does not have"
-            raise errors.InputError(errors.Problem(message, spec.position(key), hint=hint))
+    if key := _key_with_ids(spec, plan):
+        message = f"`{key}` needs the ids of other jobs, which a job folder does not have"
+        raise errors.InputError(errors.Problem(message, spec.position(key), hint=hint))
     folders.private_folder(folder, "-o names a folder that you can write")
     with disk_errors(folder):
         if any(folder.iterdir()):
             raise errors.InputError(f"{folder} is not empty", hint="-o names a new folder")
+
+
+def _key_with_ids(spec: ClusterSpec, plan: Plan) -> str:
+    """Return the key of the profile that lets jobs wait for others, or ""."""
+    if spec.profile.after:
+        return "after"
+    return "requeue" if plan.lifetime.attempts > 1 else ""
 
 
 def _readme(record: ClusterRecord) -> str:
@@ -474,11 +480,12 @@ def files_of_folder(folder: Path) -> dict[str, Path]:
     Raises NoSuchClusterError if it is another folder, and InputError if others can write it.
     """
     record = Ledger().get(f"{folder}/")
-    found = {name: folder / name for name in (_PLAN, "README.md")}
-    found |= {planned.script: _script_path(record, planned) for planned in record.planned}
+    own = {name: folder / name for name in (_PLAN, "README.md")}
+    own |= {planned.script: _script_path(record, planned) for planned in record.planned}
+    found = {name: path for name, path in own.items() if path.exists() and not path.is_symlink()}
     for name, path in folders.files_below(record.path):
         found[f"{record.id}/{name}"] = path
-    return {name: path for name, path in found.items() if path.exists() and not path.is_symlink()}
+    return found
 
 
 def folder_plan(record: ClusterRecord) -> JsonObject:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from ..injob.names import is_slice
 from .history import Connection, GpuSamples, History, HostSamples, Sample
 from .report import ClusterReport, JobPhase, JobReport
+from .targets import Target, Targets
 
 HOUR = 3600.0
 Steps = list[tuple[float, int]]
@@ -105,7 +106,9 @@ class UsageReport:
     jobs: tuple[JobUsage, ...]
     now: float
     problems: tuple[str, ...] = ()
-    """Why GPUs were not sampled."""
+    """Why GPUs were not sampled, and files that are damaged."""
+    changes: tuple[Target, ...] = ()
+    """All changes of the targets of its groups, oldest first, with the first targets."""
 
     @cached_property
     def hours(self) -> GpuHours:
@@ -171,7 +174,7 @@ class UsageReport:
         """The target number of workers of all groups over time."""
         current: dict[str, int] = {}
         found: dict[float, int] = {}
-        for target in self.cluster.record.known_targets:
+        for target in self.changes:
             current[target.group] = target.workers
             found[target.time] = sum(current.values())
         return list(found.items())
@@ -276,42 +279,64 @@ ROUNDING = 1.0
 """Seconds by which the recorded end of a job may be late."""
 
 
-def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageReport:
+def make_usage(
+    cluster: ClusterReport, history: History, targets: Targets, now: float
+) -> UsageReport:
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
     problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.bad_nodes]
-    return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
+    if targets.problem:
+        problems.append(targets.problem)
+    replaced = tuple(_with_replacements(cluster, jobs))
+    return UsageReport(cluster, replaced, now, tuple(problems), targets.changes)
 
 
 def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: float) -> JobUsage:
-    record, number = cluster.record, job.number
-    started, ended = history.started.get(number), history.ended.get(number)
-    submission = next(one for one in record.submissions if number in one.numbers)
-    group = next((one for one in record.groups if job.workers and one.name == job.group), None)
-    names = set(job.workers)
-    own = [one for one in history.connections if one.worker in names]
+    number, names = job.number, set(job.workers)
+    connections = [one for one in history.connections if one.worker in names]
     gpus = [one for one in history.gpus if one.job == number]
+    hosts = [one for one in history.hosts if one.job == number]
+    started, ended = history.started.get(number), history.ended.get(number)
     if ended is None and not job.active and started is not None:
-        ended = _last_sign(started, own, gpus)
-    until = ended or now
-    if started is None and not job.active and cluster.folder.ended is not None:
-        until = min(now, cluster.folder.ended.time)
+        ended = _last_sign(started, connections, gpus)
+    until = ended or _still(cluster, job, started, now)
     start = started or until
-    within = tuple(_within(own, start, ended, now))
+    within = tuple(_within(connections, start, ended, now))
+    gpus_per_job, walltime = _requested(cluster, job)
     return JobUsage(
         report=_excused(cluster, job),
-        gpus=group.gpus_per_job if group else 0,
-        walltime=group.walltime if group else 0,
-        submitted=submission.time or None,
+        gpus=gpus_per_job,
+        walltime=walltime,
+        submitted=_submitted(cluster, number),
         started=started,
         served=_served(within, names),
         ended=ended,
         until=until,
         connections=within,
         gpu_samples=tuple(_during(gpu, start, until) for gpu in gpus),
-        hosts=tuple(_during(one, start, until) for one in history.hosts if one.job == number),
+        hosts=tuple(_during(host, start, until) for host in hosts),
     )
+
+
+def _still(cluster: ClusterReport, job: JobReport, started: float | None, now: float) -> float:
+    """Return until when a job without a known end is counted: one that never ran, to the end."""
+    if started is None and not job.active and cluster.folder.ended is not None:
+        return min(now, cluster.folder.ended.time)
+    return now
+
+
+def _requested(cluster: ClusterReport, job: JobReport) -> tuple[int, int]:
+    """Return the GPUs and the walltime of a job; the head's own job has no GPUs."""
+    if not job.workers:
+        return 0, 0
+    group = cluster.record.group(job.group)
+    return group.gpus_per_job, group.walltime
+
+
+def _submitted(cluster: ClusterReport, number: int) -> float | None:
+    submission = next(one for one in cluster.record.submissions if number in one.numbers)
+    return submission.time or None
 
 
 def _excused(cluster: ClusterReport, job: JobReport) -> JobReport:
@@ -429,12 +454,14 @@ def total(phases: list[Phase], kind: PhaseKind) -> float:
 
 
 def _before_running(job: JobUsage) -> Iterator[Phase]:
-    started = job.started
-    never_ran = started is None and job.report.phase is JobPhase.FAILED
-    if job.submitted is not None and not never_ran:  # when it left the queue is not known
-        yield Phase(PhaseKind.PENDING, job.submitted, started or job.until)
-    if started is not None:
-        yield Phase(PhaseKind.STARTING, started, job.served or job.until)
+    if job.started is None:
+        # When a job that failed before it ran has left the queue is not known.
+        if job.submitted is not None and job.report.phase is not JobPhase.FAILED:
+            yield Phase(PhaseKind.PENDING, job.submitted, job.until)
+        return
+    if job.submitted is not None:
+        yield Phase(PhaseKind.PENDING, job.submitted, job.started)
+    yield Phase(PhaseKind.STARTING, job.started, job.served or job.until)
 
 
 def _with_workers(job: JobUsage) -> Iterator[Phase]:
@@ -467,8 +494,6 @@ def _connected(job: JobUsage) -> Steps:
 def _after(usage: UsageReport, job: JobUsage) -> Iterator[Phase]:
     if job.failed and job.ended is not None:
         yield Phase(PhaseKind.FAILED, job.ended, job.ended)
-    if job.replaced_by is None:
-        return
-    for new in usage.jobs:
-        if new.report.number == job.replaced_by:
-            yield Phase(PhaseKind.REPLACED, job.until, new.served or new.until)
+    if job.replaced_by is not None:
+        new = next(one for one in usage.jobs if one.report.number == job.replaced_by)
+        yield Phase(PhaseKind.REPLACED, job.until, new.served or new.until)

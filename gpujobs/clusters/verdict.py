@@ -1,7 +1,8 @@
 """`verdict.json`: which jobs of a cluster will not come, for a head that waits for their workers.
 
 `ClusterHandle.wait` writes it; without that `judge.pyz` does, which the head starts. That archive
-has the modules that judge a cluster: for Python 3.9, with the standard library only.
+has the modules that judge a cluster: for Python 3.9, with the standard library only. A batch
+scheduler of another package is packed with its package.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from shutil import which
 
 from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
-from ..errors import GpujobsError, UnusableError
+from ..errors import GpujobsError, InputError, UnusableError
 from ..injob.archive import pack
 from ..injob.folder import Folder
 from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
-from ..schedulers import CommandResult, JobId, JobState, JobStatus, get_scheduler
-from ..schedulers.base import all_commands
+from ..schedulers import CommandResult, JobId, JobState, JobStatus, Scheduler, get_scheduler
+from ..schedulers.base import ENTRY_POINTS, all_commands
 from ..text import with_home
 from .folder import FolderState, read_state, write_atomically, write_new
 from .judge import judge, unlisted_since
@@ -34,8 +35,8 @@ _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
     "batch/client.py", "batch/process.py", "batch/receive.py", "clusters/__init__.py",
     "clusters/folder.py",
-    "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/verdict.py",
-    "injob/*.py", "version.py",
+    "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/targets.py",
+    "clusters/verdict.py", "injob/*.py", "version.py",
 )  # fmt: skip
 _MAIN = """\
 import sys
@@ -44,18 +45,57 @@ from gpujobs.clusters.verdict import main
 
 main(*sys.argv[1:])
 """
+_ENTRY_POINTS = "gpujobs_scheduler-0.dist-info/entry_points.txt"
+"""By which `get_scheduler` finds a batch scheduler of another package in the archive."""
 _NOT_FOUND = 127
 """Exit code of `env` without the command."""
 _QUERY_TIMEOUT = 15.0
 """Seconds for which a query waits for a batch scheduler that is away."""
 
 
-def write_judge(folder: Path) -> None:
-    """Write `judge.pyz` into a cluster's folder."""
+def write_judge(folder: Path, scheduler: str) -> None:
+    """Write `judge.pyz` into a cluster's folder; ``scheduler``: the name of its batch scheduler."""
     package = Path(__file__).parent.parent
     paths = sorted({path for pattern in _PACKED for path in package.glob(pattern)})
-    sources = {f"gpujobs/{path.relative_to(package)}": path.read_text("utf-8") for path in paths}
-    write_new(folder / JUDGE, pack({"__main__.py": _MAIN, **sources}))
+    sources = {f"gpujobs/{path.relative_to(package)}": path.read_bytes() for path in paths}
+    others = _other_packages(get_scheduler(scheduler))
+    write_new(folder / JUDGE, pack({"__main__.py": _MAIN, **sources, **others}))
+
+
+def _other_packages(scheduler: type[Scheduler]) -> dict[str, str | bytes]:
+    """Return the packages of other projects that a batch scheduler's class is from, by path.
+
+    A class in the user's script is in none: its jobs cannot ask.
+    """
+    found: dict[str, str | bytes] = {}
+    own = __name__.partition(".")[0]
+    for one in scheduler.__mro__:
+        if issubclass(one, Scheduler) and one.__module__.partition(".")[0] not in (own, "__main__"):
+            found.update(_package_of(one.__module__))
+    if found:
+        name, module = scheduler.name, scheduler.__module__
+        found[_ENTRY_POINTS] = f"[{ENTRY_POINTS}]\n{name} = {module}\n"
+    return found
+
+
+def _package_of(module: str) -> dict[str, str | bytes]:
+    """Return the sources of the outermost package that has ``module``, or of the lone module."""
+    found: dict[str, str | bytes] = {}
+    names = module.split(".")
+    for depth in range(1, len(names) + 1):
+        place = "/".join(names[:depth])
+        source = getattr(sys.modules[".".join(names[:depth])], "__file__", None)
+        if source is None:  # a namespace package, which has other projects, too
+            found[f"{place}/__init__.py"] = ""
+            continue
+        path = Path(source)
+        if path.name != "__init__.py":
+            found[f"{place}.py"] = path.read_bytes()
+            return found
+        for inside in sorted(path.parent.rglob("*.py")):
+            found[f"{place}/{inside.relative_to(path.parent)}"] = inside.read_bytes()
+        return found
+    return {}
 
 
 def write_record(record: ClusterRecord) -> None:
@@ -69,7 +109,8 @@ def write_record(record: ClusterRecord) -> None:
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
     found = {name: which(name) for name in all_commands(scheduler)}
     commands = {name: path for name, path in found.items() if path} | record.commands
-    write_atomically(record.path / RECORD, json.dumps(asdict(replace(record, commands=commands))))
+    known = replace(record, commands=commands, targets=())
+    write_atomically(record.path / RECORD, json.dumps(asdict(known)))
 
 
 class _Outside(System):
@@ -147,7 +188,7 @@ def main(path: str, request: str = "") -> None:
     if usable:
         try:
             answers = _ask(record, state, _Outside(Path(request)) if request else HOST)
-        except UnusableError as error:
+        except (UnusableError, InputError) as error:  # or its package cannot be imported here
             usable = False
             print(f"cannot ask about the jobs of the cluster from here: {error}", file=sys.stderr)
         except GpujobsError as error:

@@ -482,23 +482,16 @@ class Site(_OfSiteOrQueue):
         own = self.queues[key]
         values = {name: getattr(own, name) for name in _OVERRIDDEN}
         given = {name: value for name, value in values.items() if value is not None}
-        of_network = own.network or SiteNetwork()
-        network = {name: getattr(of_network, name) for name in of_network.given}
-        return replace(
-            self,
-            **given,
-            request=own.request or self.request,
-            cpu_request=own.cpu_request or self.cpu_request,
-            # `request` of the queue replaces both
-            multi_node_request=own.multi_node_request
-            or (None if own.request else self.multi_node_request),
-            submit_arguments=own.submit_arguments
-            if "submit_arguments" in own.given
-            else self.submit_arguments,
-            layouts=own.layouts if "layouts" in own.given else self.layouts,
-            options={**self.options, **own.options},
-            network=replace(self.network, **network, given=self.network.given | of_network.given),
-        )
+        if own.request is not None and own.multi_node_request is None:
+            given["multi_node_request"] = None  # the queue's `request` replaces both
+        for name in ("submit_arguments", "layouts"):
+            if name in own.given:
+                given[name] = getattr(own, name)
+        network = self.network
+        if own.network is not None:
+            of_queue = {name: getattr(own.network, name) for name in own.network.given}
+            network = replace(network, **of_queue, given=network.given | own.network.given)
+        return replace(self, **given, options={**self.options, **own.options}, network=network)
 
     @property
     def one_machine(self) -> bool:
@@ -511,7 +504,7 @@ class Site(_OfSiteOrQueue):
 
 
 _OVERRIDDEN = (
-    "directives", "account", "visible_devices", "setup", "scratch", "mpi", "workers_launcher",
-    "node_launcher",
+    "request", "cpu_request", "multi_node_request", "directives", "account", "visible_devices",
+    "setup", "scratch", "mpi", "workers_launcher", "node_launcher",
 )  # fmt: skip
 """Keys whose value in a queue replaces that of the site; a list or a text may be empty."""

@@ -38,15 +38,19 @@ _MOST_LAYERS = 20
 
 def over(upper: Document, lower: Document) -> Document:
     """Return ``upper`` laid over ``lower``; InputError if it removes a queue that is not there."""
-    merged, queues = _extended(upper, lower).over(lower), upper.section("queues").value
-    removed = [name for name, queue in queues.items() if queue is None]
+    merged, removed = _extended(upper, lower).over(lower), _removed_queues(upper, lower)
+    if not removed:
+        return merged
+    return merged.having({**merged.items, "queues": merged.section("queues").without(*removed)})
+
+
+def _removed_queues(upper: Document, lower: Document) -> list[str]:
+    removed = [name for name, queue in upper.section("queues").value.items() if queue is None]
     for name in removed:
         if name not in lower.section("queues").items:
             position = upper.key_position(("queues", name))
             raise InputError(Problem(f"there is no queue `{name}` that can be removed", position))
-    if not removed:
-        return merged
-    return merged.having({**merged.items, "queues": merged.section("queues").without(*removed)})
+    return removed
 
 
 def resolved(site: Document) -> Document:

@@ -12,7 +12,8 @@ from ..batch.client import SchedulerClient
 from ..batch.process import is_available
 from ..clusters.folder import private_folder
 from ..clusters.freequeues import read_with, site_client
-from ..clusters.prepare import site_notes, space_problems
+from ..clusters.plannotes import site_notes
+from ..clusters.space import space_problems
 from ..config.sitefiles import SiteFile, selects_this_host
 from ..errors import GpujobsError
 from ..planning.bash import expand_directory

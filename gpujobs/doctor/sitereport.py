@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient, user_name
 from ..batch.process import is_available
+from ..clusters.bashcheck import bash_error, bash_problems
 from ..clusters.freequeues import TIMEOUT, read_with, site_client
-from ..clusters.prepare import bash_error, bash_problems
 from ..config import placeholders
 from ..config.document import Document, Loc
 from ..config.site import Queue, Site

@@ -11,9 +11,14 @@ import sys
 import tempfile
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .names import CERTIFICATE, KEY
 from .process import run_command
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 VALIDITY = timedelta(days=366)
 """Longer than the longest wait in a queue and walltime together."""
@@ -43,12 +48,22 @@ def make_certificate(folder: Path) -> None:
 
 def _make_with_cryptography(folder: Path) -> None:
     """Write both files; takes 10 ms."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    (folder / KEY).write_bytes(private)
+    (folder / CERTIFICATE).write_bytes(_self_signed(key).public_bytes(pem))
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """Return the certificate of ``key``, which authority and processes have alike."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.x509.oid import NameOID
+
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpujobs")])
     now = datetime.now(timezone.utc)
     subject_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -69,11 +84,7 @@ def _make_with_cryptography(folder: Path) -> None:
         .add_extension(subject_key, critical=False)
         .add_extension(authority_key, critical=False)  # required by the checks of Python 3.13
     )
-    pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    (folder / KEY).write_bytes(private)
-    (folder / CERTIFICATE).write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(pem))
+    return builder.sign(key, hashes.SHA256())
 
 
 _CONFIG = """\

@@ -272,7 +272,9 @@ class Container:
             source, _, target = bind.partition(":")
             word = with_variables(source)
             mounts.append(f"{word}:{shlex.quote(target) if target else word}")
-        words = [shlex.quote(folder) if folder else '"$gpujobs_root"' for folder in self.folders]
+        words = []
+        for folder in self.folders:
+            words.append(shlex.quote(folder) if folder else '"$gpujobs_root"')
         words.append('"$scratch"')
         if self.modules:  # which may be missing on the node
             words.append(f'"${{{MODULES}:-$scratch}}"')

@@ -385,9 +385,9 @@ class DirectiveWriter:
     def _option_value(self, name: str, option: Option) -> str | None:
         """Return the value of an option: of the profile, the default, or both together."""
         wanted = self.profile.options.get(name)
-        if option.default is None or (wanted is not None and not option.extends_default(wanted)):
-            value = wanted
-        else:
+        value = wanted
+        replaces = wanted is not None and not option.extends_default(wanted)
+        if option.default is not None and not replaces:
             default = self._expanded(option.default, self._values, "options", name, "default")
             value = default + (wanted or "")
         if wanted is not None and value is not None:

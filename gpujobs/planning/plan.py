@@ -11,241 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ..config.document import Document
 from ..config.model import MOST
-from ..config.profile import Head, Profile
-from ..config.site import Queue, Site
-from ..config.spec import ClusterSpec, group_specs, with_settings
+from ..config.profile import Profile
+from ..config.site import Site
+from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError
-from ..injob.names import HEAD, job_worker_names
+from ..injob.names import job_worker_names
 from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.base import all_commands
 from ..text import did_you_mean, plural
-from . import workeroptions
 from .bash import Diagnostics, expand_directory
-from .containers import PYTHON, Container, Staging, choose_staging, plan_container
-from .directives import DirectiveWriter, request_texts
+from .demand import Machine
+from .directives import request_texts
+from .jobgroups import GroupPlanner, head_queue, head_shape, head_spec
 from .layouts import Layout, layout_of
 from .lifetime import Lifetime, plan_lifetime
 from .limits import QueuedJobs
-from .queues import QueueChooser, report_same_requests
-from .shape import (
-    JobGroup,
-    JobShape,
-    Machine,
-    MemoryRequest,
-    QueueMismatch,
-    cpu_share,
-    find_demand,
-    requested_memory,
-)
+from .shape import JobGroup, QueueMismatch
 from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
 
-
-# -- the head with a job of its own: the dask scheduler and `run`, without GPUs --------------------
-def head_queue(diagnostics: Diagnostics) -> str | None:
-    """Return the key of the queue of the head's own job; None if it has none or no queue fits."""
-    head, site = diagnostics.spec.profile.head, diagnostics.spec.site.site
-    if head is None or head.group:
-        return None
-    key = head.queue or _queue_without_gpus(site)
-    if key in site.queues:
-        return key
-    hint = f"head: {{queue: …}}, one of {', '.join(site.queues)}"
-    message = "the head needs a queue without GPUs"
-    diagnostics.profile_error(message, "head", "queue", hint=hint)
-    return None
-
-
-def head_shape(head: Head, queue: Queue, texts: tuple[str, ...]) -> JobShape:
-    """Return the shape of the head's own job in ``queue``, whose directives are ``texts``.
-
-    Raises QueueMismatch if the nodes of the queue have too little memory.
-    """
-    request = MemoryRequest(texts, nodes=1, cpus=head.cpus, gpus=0)
-    share = cpu_share(queue, head.cpus)
-    memory = requested_memory(queue, request, "head.memory", head.memory, share)
-    return JobShape(jobs=1, nodes=1, gpus=0, cpus=head.cpus, memory=memory)
-
-
-def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
-    """Return the specification for the head's own job, which may have an account of its own."""
-    if not head.account:
-        return spec
-    account = Document(head.account, spec.position("head", "account"))
-    return with_settings(spec, Document({"account": account}))
-
-
-def _queue_without_gpus(site: Site) -> str | None:
-    return next(
-        (key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto), None
-    )
-
-
-# -- the jobs of one group of workers: their number, queue, shape and directives -------------------
-def _report_no_walltime(diagnostics: Diagnostics) -> None:
-    message = "`walltime` is needed: the site has no default"
-    if "walltime" in diagnostics.spec.document.value:
-        message = "`walltime` is empty"
-    diagnostics.profile_error(message, "walltime", hint="walltime: 1h")
-
-
-class GroupPlanner:
-    """Plans the jobs of one group; ``diagnostics`` and ``layout`` are those of its profile.
-
-    ``this_python`` is the interpreter that runs gpujobs, ``root`` the folder of the clusters'
-    folders.
-    """
-
-    def __init__(
-        self, diagnostics: Diagnostics, layout: Layout, this_python: str, root: str
-    ) -> None:
-        self.diagnostics, self.layout = diagnostics, layout
-        self.this_python, self.root = this_python, root
-        self.profile, self.site = diagnostics.spec.profile, diagnostics.spec.site.site
-
-    def plan(
-        self,
-        name: str,
-        machine: Machine | None,
-        others: Sequence[QueuedJobs],
-        *,
-        elastic: bool,
-    ) -> JobGroup:
-        """Return the jobs of the group ``name``; see `QueueChooser` for ``others``.
-
-        Raises InputError if no queue fits; reports other problems.
-        """
-        self._software(self.diagnostics)  # its problems are reported even if no queue fits
-        gpus, cpu_workers = find_demand(self.diagnostics, machine)
-        if elastic and self.profile.gpus_per_job and "gpus" not in self.profile.given:
-            gpus = self.profile.gpus_per_job  # one job, for its shape
-        asked = {"gpus", "gpus_per_job"} & self.profile.given
-        chooser = QueueChooser(
-            self.diagnostics,
-            self.layout,
-            machine=machine,
-            others=others,
-            smallest=elastic and not asked,
-        )
-        key, shape = chooser.choose(gpus, cpu_workers)
-        of_machine = machine.gpu_memory if machine else None
-        gpu_memory = self.site.queues[key].gpu_memory or of_machine
-        workeroptions.check(self.diagnostics, shape, gpu_memory)
-        keys = chooser.equal_queues(key, shape, gpus, cpu_workers)
-        return self._jobs(
-            name, key, shape, queues=[*dict.fromkeys(map(self.site.queue_name, keys))]
-        )
-
-    def plan_head(self, key: str, shape: JobShape) -> JobGroup:
-        """Return the head's own job, of this ``shape`` in the queue ``key``."""
-        walltime = self.profile.head.walltime if self.profile.head else None
-        return self._jobs(HEAD, key, shape, walltime)
-
-    def _jobs(
-        self,
-        name: str,
-        key: str,
-        shape: JobShape,
-        walltime: int | None = None,
-        queues: Sequence[str] = (),
-    ) -> JobGroup:
-        scheduler, queue = self.layout.scheduler, self.site.queues[key]
-        diagnostics = self.diagnostics.in_queue(key)
-        profile = diagnostics.spec.profile
-        walltime = walltime or profile.walltime
-        if not walltime and not scheduler.on_this_machine:
-            _report_no_walltime(diagnostics)
-        writer = DirectiveWriter(diagnostics, scheduler, shape, walltime, queues)
-        for note in queue.notes:
-            self.diagnostics.note(f"queue {key}: {note}")
-        if note := workeroptions.memory_note(profile.workers, shape):
-            self.diagnostics.note(note)
-        lines, visible_devices = writer.lines(), ""
-        if shape.gpus:
-            visible_devices = writer.visible_devices()
-            report_same_requests(self.diagnostics, scheduler, key, shape, walltime)
-        python, container, staging = self._software(diagnostics)
-        return JobGroup(
-            group=name,
-            profile=profile,
-            site=diagnostics.spec.site.site,
-            shape=shape,
-            queue=",".join(queues) or self.site.queue_name(key),
-            queue_key=key,
-            walltime=walltime,
-            lines=lines,
-            visible_devices=visible_devices,
-            python=python,
-            container=container,
-            staging=staging,
-            launcher=writer.launcher(container),
-            submit_arguments=writer.submit_arguments(),
-            account=writer.account,
-        )
-
-    def _software(self, diagnostics: Diagnostics) -> tuple[str, Container | None, Staging | None]:
-        """Return the jobs' interpreter, and the container or the staging that has it."""
-        container = plan_container(diagnostics, self.root)
-        staging = None if container else choose_staging(diagnostics)
-        return "python" if staging else self._python(), container, staging
-
-    def _python(self) -> str:
-        """Return the jobs' interpreter: the image's, or after a setup, the one on its PATH."""
-        environment = self.profile.environment
-        if environment.container:
-            return environment.python or PYTHON
-        if environment.setup and not environment.python:
-            self.diagnostics.note(
-                "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
-                f"{self.this_python}; set `environment.python` to choose another"
-            )
-            return "python"
-        return environment.python or self.this_python
-
-
-# -- checks of a profile that do not depend on a queue ---------------------------------------------
-def check_profile(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
-    """Report problems of the profile, and commands of the site that do not exist."""
-    pattern, rule = scheduler.name_rule
-    name = f"{diagnostics.spec.name}-0000"
-    if not re.fullmatch(pattern, name):
-        message = f"{scheduler.name} does not allow a job name like {name!r}: {rule}"
-        diagnostics.profile_error(message, "name", hint="name: …")
-    _check_groups(diagnostics)
-    if diagnostics.spec.site.site.commands and not scheduler.on_this_machine:
-        _check_commands(diagnostics, scheduler)
-
-
-def _check_commands(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
-    known = all_commands(scheduler)
-    for name in diagnostics.spec.site.site.commands:
-        if name not in known:
-            listed = ", ".join(sorted(known))
-            message = f"{scheduler.name} has no command {name}; it has {listed}"
-            diagnostics.site_error(message, "commands", name, hint=did_you_mean(name, known))
-
-
-def _check_groups(diagnostics: Diagnostics) -> None:
-    """Report keys of the profile that contradict `groups`."""
-    profile = diagnostics.spec.profile
-    wanted = profile.head and profile.head.group
-    if wanted and wanted not in profile.groups:
-        known = ", ".join(profile.groups) or "the profile has no `groups`"
-        message = f"there is no group `{wanted}`"
-        diagnostics.profile_error(message, "head", "group", hint=f"head: {{group: …}}: {known}")
-    if not profile.groups:
-        return
-    if "gpus" in profile.given:
-        message = "`gpus` is a key of each group; with `groups`, the profile itself has none"
-        diagnostics.profile_error(message, "gpus")
-    if profile.layout != "workers":
-        message = f"`layout: {profile.layout}` is one job with all workers, which has no `groups`"
-        diagnostics.profile_error(message, "groups", hint="layout: workers")
-        diagnostics.raise_problems()
-
-
-# -- the plan --------------------------------------------------------------------------------------
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 
 
@@ -467,10 +251,7 @@ class _Planner:
         return self._planner("", head_spec(self.spec, head), root).plan_head(key, shape)
 
     def _start_workers(self, groups: tuple[JobGroup, ...]) -> int:
-        n_workers = sum(group.n_workers for group in groups)
-        if n_workers > MOST:
-            message = f"{n_workers} workers; a cluster has at most {MOST}"
-            self.diagnostics.profile_error(message, "gpus")
+        n_workers = self._number_of_workers(groups)
         start = self.profile.start_workers or self.layout.default_start_workers(n_workers)
         self._check_start(start, n_workers, "start_workers")
         for group in groups:
@@ -478,6 +259,13 @@ class _Planner:
                 loc = ("groups", group.group, "start_workers")
                 self._check_start(group.profile.start_workers, group.n_workers, *loc)
         return start
+
+    def _number_of_workers(self, groups: tuple[JobGroup, ...]) -> int:
+        number = sum(group.n_workers for group in groups)
+        if number > MOST:
+            message = f"{number} workers; a cluster has at most {MOST}"
+            self.diagnostics.profile_error(message, "gpus")
+        return number
 
     def _check_start(self, start: int, n_workers: int, *loc: str) -> None:
         if start > n_workers:
@@ -533,3 +321,43 @@ def _environment(group: JobGroup) -> tuple[object, ...]:
     """Return what determines how `run` starts in a job of the group."""
     environment, env = group.profile.environment, group.profile.env
     return group.python, environment.setup, environment.container, tuple(env.items())
+
+
+def check_profile(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
+    """Report problems of the profile, and commands of the site that do not exist."""
+    pattern, rule = scheduler.name_rule
+    name = f"{diagnostics.spec.name}-0000"
+    if not re.fullmatch(pattern, name):
+        message = f"{scheduler.name} does not allow a job name like {name!r}: {rule}"
+        diagnostics.profile_error(message, "name", hint="name: …")
+    _check_groups(diagnostics)
+    if diagnostics.spec.site.site.commands and not scheduler.on_this_machine:
+        _check_commands(diagnostics, scheduler)
+
+
+def _check_commands(diagnostics: Diagnostics, scheduler: Scheduler) -> None:
+    known = all_commands(scheduler)
+    for name in diagnostics.spec.site.site.commands:
+        if name not in known:
+            listed = ", ".join(sorted(known))
+            message = f"{scheduler.name} has no command {name}; it has {listed}"
+            diagnostics.site_error(message, "commands", name, hint=did_you_mean(name, known))
+
+
+def _check_groups(diagnostics: Diagnostics) -> None:
+    """Report keys of the profile that contradict `groups`."""
+    profile = diagnostics.spec.profile
+    wanted = profile.head and profile.head.group
+    if wanted and wanted not in profile.groups:
+        known = ", ".join(profile.groups) or "the profile has no `groups`"
+        message = f"there is no group `{wanted}`"
+        diagnostics.profile_error(message, "head", "group", hint=f"head: {{group: …}}: {known}")
+    if not profile.groups:
+        return
+    if "gpus" in profile.given:
+        message = "`gpus` is a key of each group; with `groups`, the profile itself has none"
+        diagnostics.profile_error(message, "gpus")
+    if profile.layout != "workers":
+        message = f"`layout: {profile.layout}` is one job with all workers, which has no `groups`"
+        diagnostics.profile_error(message, "groups", hint="layout: workers")
+        diagnostics.raise_problems()

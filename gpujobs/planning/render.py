@@ -394,8 +394,10 @@ AVOID_OPTION = "avoid_nodes"
 def avoidance(plan: Plan, jobs: JobGroup) -> tuple[Sequence[str], str]:
     """Return the nodes that ``jobs`` avoid, and the directive; "" if it cannot be written."""
     nodes = plan.avoid.get(jobs.group, ())
-    line = plan.scheduler.avoid(nodes) if nodes else ""
-    if nodes and (option := jobs.site.options.get(AVOID_OPTION)):
+    if not nodes:
+        return (), ""
+    line = plan.scheduler.avoid(nodes)
+    if option := jobs.site.options.get(AVOID_OPTION):
         line = option.directive.replace(f"{{{AVOID_OPTION}}}", ",".join(nodes))
     taken = {name for other in jobs.lines for name in plan.scheduler.options(other)}
     if not line or plan.scheduler.repeated(line, taken):

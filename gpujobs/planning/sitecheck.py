@@ -17,12 +17,13 @@ from ..config.sitefiles import SiteFile
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
+from .demand import Machine
 from .directives import request_texts
 from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
-from .queues import HINT, same_requests, same_requests_text, smallest_job
+from .queues import smallest_job
 from .render import Script, render
-from .shape import Machine
+from .samerequests import HINT, same_requests, same_requests_text
 
 # -- trial profiles: each shape of jobs that a queue allows ----------------------------------------
 WALLTIME = 600
@@ -88,7 +89,7 @@ class _QueueTrials:
 
     def trials(self) -> Iterator[Trial]:
         """Yield one trial for each shape."""
-        smallest = _smallest(self.site, self.queue)
+        smallest = _smallest(self.site, self.key)
         yield self._trial(SMALLEST, smallest)
         shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
         for shape, keys in shapes:
@@ -152,7 +153,7 @@ class _QueueTrials:
         return not whole_nodes and (self.queue.min_nodes or 1) == 1 and self._has_layout("workers")
 
     def _has_layout(self, name: str) -> bool:
-        return name in _layouts(self.site, self.queue)
+        return name in _layouts(self.site, self.key)
 
     def _allows(self, *, nodes: int, gpus: int) -> bool:
         """Return whether the queue allows one job of this size."""
@@ -202,12 +203,13 @@ def _required_options(site: Site) -> dict[str, object]:
     return {"options": dict.fromkeys(names, ACCOUNT)} if names else {}
 
 
-def _layouts(site: Site, queue: Queue) -> tuple[str, ...]:
-    return queue.layouts or site.layouts or ("workers", "mpi")
+def _layouts(site: Site, key: str) -> tuple[str, ...]:
+    return site.in_queue(key).layouts or ("workers", "mpi")
 
 
-def _smallest(site: Site, queue: Queue) -> dict[str, object]:
+def _smallest(site: Site, key: str) -> dict[str, object]:
     """Return the keys of the smallest profile for a queue."""
+    queue = site.queues[key]
     per_node = queue.gpus_per_node or 0
     if not per_node:
         return {"gpus": 0}
@@ -215,7 +217,7 @@ def _smallest(site: Site, queue: Queue) -> dict[str, object]:
     nodes = max(queue.min_nodes or 1, -(-gpus // per_node))
     if nodes > 1:
         return {"gpus": per_node * nodes, "layout": "mpi"}
-    if "workers" in _layouts(site, queue):
+    if "workers" in _layouts(site, key):
         return {"gpus": gpus}
     return {"gpus": gpus, "layout": "mpi"}
 
@@ -237,7 +239,7 @@ def _defaults(site: Site) -> Trial:
     if not fitting and "auto" in wanted:
         added["queue"] = first
     if "gpus" not in defaults and "groups" not in defaults:
-        added |= _smallest(site, site.queues[first])
+        added |= _smallest(site, first)
     added |= _required_options(site.in_queue(first))
     if defaults.get("run_on") == "ranks":
         added["run"] = ["program.py"]
@@ -375,10 +377,11 @@ def _site_of(site_file: SiteFile, trial: Trial, profile: Document) -> SiteFile:
 
 def _any_values(options: Mapping[str, Option], invented: Sequence[str]) -> dict[str, Option]:
     """Return the options so that each value is accepted of the ``invented`` ones."""
-    return {
-        name: replace(option, pattern=".*") if name in invented else option
-        for name, option in options.items()
-    }
+    found = dict(options)
+    for name in invented:
+        if name in found:
+            found[name] = replace(found[name], pattern=".*")
+    return found
 
 
 def _any_account(account: Account | None) -> Account | None:

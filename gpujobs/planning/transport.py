@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.profile import Profile, Workers
@@ -232,11 +232,17 @@ def _candidates(
     allowed = _allowed(diagnostics, networks)
     # ucxx is there to move data between GPUs, and it cannot be encrypted.
     useful = any(group.gpus for group in groups) and not profile.network.encryption
-    if useful and "ucxx" in allowed and (reason := _reason_against_ucxx(groups)):
-        diagnostics.note(f"ucxx is not used: {reason}")
-        useful = False
+    if useful and "ucxx" in allowed:
+        reason = _reason_against_ucxx(groups)
+        if reason:
+            diagnostics.note(f"ucxx is not used: {reason}")
+            useful = False
     if useful:
         return list(allowed)
+    return _without_ucxx(allowed)
+
+
+def _without_ucxx(allowed: Iterable[str]) -> list[str]:
     return [name for name in allowed if name != "ucxx"] or ["tcp"]
 
 

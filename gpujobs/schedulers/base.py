@@ -407,7 +407,7 @@ class Scheduler(ABC):
         All of its messages say so (see `ended`).
         """
         lines = [line for line in result.stderr.splitlines() if line.strip()]
-        return bool(lines) and all(map(self.ended.search, lines))
+        return bool(lines) and all(self.ended.search(line) for line in lines)
 
 
 def _register(cls: type[Scheduler]) -> None:
@@ -462,9 +462,13 @@ def usable_schedulers() -> list[type[Scheduler]]:
 
 
 def _import_entry_point(name: str) -> None:
-    from importlib.metadata import entry_points  # slow, and seldom needed
+    from importlib.metadata import distributions  # slow, and seldom needed
 
-    for entry in entry_points(group=ENTRY_POINTS, name=name):
+    # `entry_points` takes no group in Python 3.9, which jobs may have.
+    found = (entry for one in distributions() for entry in one.entry_points)
+    for entry in found:
+        if (entry.group, entry.name) != (ENTRY_POINTS, name):
+            continue
         try:
             entry.load()
         except Exception as error:  # whatever another package's code raises

@@ -21,13 +21,18 @@ def members(text: str) -> list[int]:
         return []
     found: list[int] = []
     for part in body.split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        numbers = range(int(first), int(last or first) + 1, int(step or 1))
+        numbers = _span(part)
         if len(found) + len(numbers) > _MOST_MEMBERS:
             return []
         found += numbers
     return found
+
+
+def _span(text: str) -> range:
+    """Return the numbers of ``5``, ``1-9`` or ``1-9:2``."""
+    ends, _, step = text.partition(":")
+    first, _, last = ends.partition("-")
+    return range(int(first), int(last or first) + 1, int(step or 1))
 
 
 def integer(text: str) -> int | None:
@@ -75,12 +80,14 @@ def clock_seconds(text: str) -> int | None:
     if not found:
         return None
     parts = [int(part) for part in found[2].split(":")]
-    if found[1]:  # days, then hours
-        parts += [0] * (3 - len(parts))
     seconds = 0
     for part in parts:
         seconds = 60 * seconds + part
-    return seconds + 86400 * int(found[1] or 0)
+    if not found[1]:
+        return seconds
+    for _ in range(3 - len(parts)):  # after days, the first part is hours
+        seconds *= 60
+    return 86400 * int(found[1]) + seconds
 
 
 def listed_attributes(stdout: str) -> dict[str, dict[str, str]]:

@@ -175,7 +175,7 @@ class CommandResult:
     @property
     def message(self) -> str:
         """The output of the command, errors first, or the reason why there is none."""
-        output = "\n".join(filter(None, map(str.strip, (self.stderr, self.stdout))))
+        output = f"{self.stderr.strip()}\n{self.stdout.strip()}".strip()
         if output and self.problem:  # it has written that before it was stopped
             return f"{self.problem}: {output}"
         exited = f"{self.argv[0]} exited with code {self.exit_code} and without a message"

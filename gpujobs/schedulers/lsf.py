@@ -59,7 +59,8 @@ def is_listing(stdout: str) -> bool:
     """Return whether ``bjobs -w`` has written a whole list: a header, and rows of jobs."""
     header, *lines = stdout.splitlines() or [""]
     titled = header.split()[:3] == ["JOBID", "USER", "STAT"]
-    return titled and stdout.endswith("\n") and all(map(_is_row, filter(str.strip, lines)))
+    whole = titled and stdout.endswith("\n")
+    return whole and all(_is_row(line) for line in lines if line.strip())
 
 
 def _is_row(line: str) -> bool:
@@ -103,7 +104,7 @@ def records(stdout: str) -> Iterator[tuple[JobId, list[str]]]:
 
 def pending_reason(lines: Sequence[str]) -> str:
     """Return why a job is pending, from the lines of its record."""
-    text = "\n".join(map(str.strip, lines))
+    text = "\n".join(line.strip() for line in lines)
     reasons = text.partition("PENDING REASONS:\n")[2].partition("\n\n")[0].splitlines()
     return "; ".join(reason.rstrip(";") for reason in reasons[:_MOST_REASONS])
 

@@ -144,8 +144,12 @@ def _with_type(node: LiveNode, gpus: dict[str, Counter[str]]) -> LiveNode:
 
 def _memory(stdout: str) -> dict[str, int | None]:
     """Return the memory of hosts from ``lshosts -w``."""
-    rows = map(str.split, stdout.splitlines())
-    return {words[0]: memory_bytes(words[5]) for words in rows if len(words) > 6}
+    found = {}
+    for line in stdout.splitlines():
+        words = line.split()
+        if len(words) > 6:
+            found[words[0]] = memory_bytes(words[5])
+    return found
 
 
 def _queue(text: str) -> LiveQueue:
@@ -162,11 +166,11 @@ def _typed_request(nodes: list[LiveNode]) -> tuple[str, ...]:
     """Return the request for GPUs of one of several types, as ``lshosts -gpu`` names them."""
     if not several_types(nodes):
         return ()
-    memory = '-R "rusage[mem={memory_per_node:MB}MB]"'
+    memory = ['-R "rusage[mem={memory_per_node:MB}MB]"'] if has_memory(nodes) else []
     return (
         "-q {queue}",
         "-n {cpus_per_job}",
         '-gpu "num={gpus_per_node}:mode=shared:j_exclusive=yes:gmodel={gpu_type}"',
         '-R "span[ptile={cpus_per_node}]"',
-        *[memory] * has_memory(nodes),
+        *memory,
     )

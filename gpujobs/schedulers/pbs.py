@@ -100,10 +100,13 @@ def job_status(id_: JobId, jobs: Mapping[JobId, Attributes]) -> JobStatus | None
         return None
     if job.get("job_state") not in _ENDED and _is_deleted(array):
         job = {**job, "job_state": "F", "substate": _DELETED}  # it was pending
+    return _status({"comment": _array_comment(array), **job})
+
+
+def _array_comment(array: Attributes) -> str:
+    """Return the comment of an array; that it began says nothing of a member."""
     comment = array.get("comment", "")
-    if comment.startswith(_ARRAY_BEGAN):
-        comment = ""
-    return _status({"comment": comment, **job})
+    return "" if comment.startswith(_ARRAY_BEGAN) else comment
 
 
 def _unlisted_member(id_: JobId, array: Attributes) -> Attributes | None:
@@ -143,7 +146,8 @@ def _status(job: Attributes) -> JobStatus:
         return JobStatus(state, native, comment, code, nodes)
     if native == "H" and comment.startswith(_LAUNCH_FAILED):
         return JobStatus(JobState.FAILED, native, comment, code, stuck=True)
-    person = next(filter(None, map(_HELD_BY_A_PERSON.get, holds)), "")
+    persons = [_HELD_BY_A_PERSON[hold] for hold in holds if hold in _HELD_BY_A_PERSON]
+    person = persons[0] if persons else ""
     reason = person or comment or _PENDING_REASONS[native]
     starts = job.get("estimated.start_time", "")
     return JobStatus(state, native, reason, code, nodes, starts)

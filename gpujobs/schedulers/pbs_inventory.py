@@ -207,7 +207,7 @@ def _typed_request(nodes: list[LiveNode], resources: set[str]) -> tuple[str, ...
     if not several_types(nodes) or len(resources) != 1:
         return ()
     chunk = f"ncpus={{cpus_per_node}}:ngpus={{gpus_per_node}}:{min(resources)}={{gpu_type}}"
-    memory = ":mem={memory_per_node:MB}mb" * has_memory(nodes)
+    memory = ":mem={memory_per_node:MB}mb" if has_memory(nodes) else ""
     return ("-q {queue}", f"-l select={{nodes}}:{chunk}{memory}")
 
 
@@ -240,8 +240,8 @@ def _torque_node(node: ElementTree.Element) -> LiveNode:
         queue="",
         usable=usable,
         cpus=cpus,
-        free_cpus=max(0, cpus - slots) * usable,
+        free_cpus=max(0, cpus - slots) if usable else 0,
         memory=memory_bytes(memory[1]) if memory else None,
         gpus=gpus,
-        free_gpus=max(0, gpus - busy) * usable,
+        free_gpus=max(0, gpus - busy) if usable else 0,
     )

@@ -111,9 +111,15 @@ def parse_details(text: str) -> tuple[dict[JobId, str], dict[JobId, str]]:
 def _scheduling_reason(lines: Sequence[str]) -> str:
     """Return the line about the job itself, rather than one about queues that do not fit."""
     ignored = re.compile("no messages available|turned off")
-    reasons = [line for line in map(str.strip, lines) if line and not ignored.search(line)]
-    own = [line for line in reasons if not line.startswith("queue instance")]
-    return [*own, *reasons, ""][0]
+    reasons = []
+    for line in lines:
+        reason = line.strip()
+        if not reason or ignored.search(reason):
+            continue
+        if not reason.startswith("queue instance"):
+            return reason
+        reasons.append(reason)
+    return reasons[0] if reasons else ""
 
 
 def accounted_jobs(text: str) -> Iterator[tuple[JobId, JobStatus]]:

@@ -96,31 +96,26 @@ class GridEngineInventory(Inventory):
         return [node for block in blocks for node in _node(block)]
 
     def survey(self, ask: Ask, user: str) -> Survey:
-        nodes = self.nodes(ask)
         names = ask(["qconf", "-sql"]).split()
         queues = {name: _settings(ask(["qconf", "-sq", name])) for name in names}
-        idle = _idle_hosts(nodes)
-        hosts = dict.fromkeys(node.name for node in nodes if node.gpus is None)
-        busy_first = sorted(hosts, key=idle.__contains__)
-        values = {host: _host_values(ask, host) for host in busy_first[:_MOST_HOSTS]}
         kinds = _complexes(ask(["qconf", "-sc"]))
+        gpu = gpu_resource(kinds)
+        nodes = _nodes(ask, self.nodes(ask), gpu)
         environments = ask(["qconf", "-spl"]).split()
         rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
         environment = _environment(rules)
         config = _settings(ask(["qconf", "-sconf"]))
-        gpu = gpu_resource(kinds)
         quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
-        nodes = [_with_gpus(node, values, gpu, idle=node.name in idle) for node in nodes]
-        type_lines = [f"-l {_TYPE}={{gpu_type}}"] * (several_types(nodes) and _TYPE in kinds)
+        live = []
+        for name, settings in queues.items():
+            longest = clock_seconds(settings.get("h_rt", ""))
+            most = gpus_of_user(quotas, name, user, gpu)
+            live.append(LiveQueue(name, longest, user_gpus=most))
+        type_lines = []
+        if _TYPE in kinds and several_types(nodes):
+            type_lines = [f"-l {_TYPE}={{gpu_type}}"]
         return Survey(
-            queues=tuple(
-                LiveQueue(
-                    name,
-                    clock_seconds(queues[name].get("h_rt", "")),
-                    user_gpus=gpus_of_user(quotas, name, user, gpu),
-                )
-                for name in names
-            ),
+            queues=tuple(live),
             nodes=tuple(nodes),
             max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,
             account_required=config.get("enforce_project") == "true",
@@ -156,6 +151,15 @@ def gpu_resource(names: Iterable[str]) -> str:
     """Return the resource that counts GPUs: ``gpu``, else the shortest name with it; or ""."""
     found = [name for name in names if re.search(r"gpus?$|^gpu", name, re.I)]
     return min(found, key=lambda name: (name not in ("gpu", "gpus"), len(name)), default="")
+
+
+def _nodes(ask: Ask, found: Sequence[LiveNode], gpu: str) -> list[LiveNode]:
+    """Return the nodes with the numbers of their GPUs, which are asked of busy ones first."""
+    idle = _idle_hosts(found)
+    hosts = dict.fromkeys(node.name for node in found if node.gpus is None)
+    busy_first = sorted(hosts, key=lambda host: host in idle)
+    values = {host: _host_values(ask, host) for host in busy_first[:_MOST_HOSTS]}
+    return [_with_gpus(node, values, gpu, idle=node.name in idle) for node in found]
 
 
 def _node(block: str) -> Iterator[LiveNode]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from .formats import clock_seconds, find_integer, integer, members, memory_bytes
@@ -49,31 +50,23 @@ class SlurmInventory(Inventory):
         rows = list(_rows(ask(self.nodes_command())))
         settings = _settings(ask(["scontrol", "show", "config", *self._clusters()]))
         enforced = settings.get("AccountingStorageEnforce", "")
-        associations = ["show", "associations", f"user={user}", "format=Account,User"]
-        size = integer(settings.get("MaxArraySize", ""))
-        accounts = _accounts(ask(["sacctmgr", "-n", "-P", *associations]))
+        accounts = _accounts(ask(_associations(user, "Account,User")))
         show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
         partitions = _partitions(ask(show))
-        own_qos: tuple[str, ...] = ()
-        if any(
-            _restricted(one, "AllowQos") or _restricted(one, "DenyQos")
-            for one in partitions.values()
-        ):
-            associations[-1] = "format=User,QOS"
-            own_qos = _own_qos(ask(["sacctmgr", "-n", "-P", *associations]), user)
+        own_qos = _qos_of_user(ask, user, partitions)
         qos = {}
         if re.search(r"\b(limits|safe|all)\b", enforced):
-            show = ["show", "qos", "format=Name,MaxTRESPU"]
-            qos = _gpus_of_qos(ask(["sacctmgr", "-n", "-P", *show]))
+            qos = _gpus_of_qos(ask([*_SACCTMGR, "qos", "format=Name,MaxTRESPU"]))
         # sinfo lists the partitions of a node in no fixed order: the default one, main*, is first.
         names = {row["Partition"] for row in rows}
-        ordered = sorted(names, key=lambda name: ("*" not in name, name))
-        late_signal = _late_signal(settings)
+        queues = []
+        for listed in sorted(names, key=lambda name: ("*" not in name, name)):
+            name, rules = listed.rstrip("*"), (accounts, own_qos)
+            partition = partitions.get(name, {})
+            queues.append(_queue(name, partition, rules, qos, _late_signal(settings)))
+        size = integer(settings.get("MaxArraySize", ""))
         return Survey(
-            queues=tuple(
-                _queue(name, partitions.get(name, {}), (accounts, own_qos), qos, late_signal)
-                for name in (name.rstrip("*") for name in ordered)
-            ),
+            queues=tuple(queues),
             nodes=tuple(node for row in rows for node in _nodes(row)),
             max_array_size=size and max(1, size - 1),
             accounts=accounts,
@@ -85,6 +78,23 @@ class SlurmInventory(Inventory):
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []
+
+
+_SACCTMGR = ("sacctmgr", "-n", "-P", "show")
+
+
+def _associations(user: str, columns: str) -> list[str]:
+    return [*_SACCTMGR, "associations", f"user={user}", f"format={columns}"]
+
+
+def _qos_of_user(
+    ask: Ask, user: str, partitions: Mapping[str, Mapping[str, str]]
+) -> tuple[str, ...]:
+    """Return the user's QOS, which is asked for only if a partition is not for all of them."""
+    for partition in partitions.values():
+        if _restricted(partition, "AllowQos") or _restricted(partition, "DenyQos"):
+            return _own_qos(ask(_associations(user, "User,QOS")), user)
+    return ()
 
 
 def _rows(stdout: str) -> Iterator[dict[str, str]]:
@@ -100,8 +110,9 @@ def _rows(stdout: str) -> Iterator[dict[str, str]]:
 
 
 def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
-    _, idle, _, cpus = (*(int(part) for part in row["CPUsState"].split("/")), 0, 0, 0, 0)[:4]
-    used, shared = dict(gpus_in(row["GresUsed"])), _shared_gpus(row["GresUsed"])
+    states = [int(part) for part in row["CPUsState"].split("/")]
+    idle, cpus = (states[1], states[3]) if len(states) == 4 else (0, 0)  # allocated/idle/other/all
+    used = _used_gpus(row["GresUsed"])
     usable = bool(_USABLE.fullmatch(row["StateLong"])) and row["Available"] == "up"
     for gpu_type, number in gpus_in(row["Gres"]) or [("", 0)]:
         yield LiveNode(
@@ -109,12 +120,19 @@ def _nodes(row: dict[str, str]) -> Iterator[LiveNode]:
             queue=row["Partition"].rstrip("*"),
             usable=usable,
             cpus=cpus,
-            free_cpus=idle * usable,
+            free_cpus=idle if usable else 0,
             memory=memory_bytes(row["Memory"] + "m"),
             gpus=number,
-            free_gpus=max(0, number - used.get(gpu_type, 0) - shared.get(gpu_type, 0)) * usable,
+            free_gpus=max(0, number - used[gpu_type]) if usable else 0,
             gpu_type=gpu_type,
         )
+
+
+def _used_gpus(gres: str) -> Counter[str]:
+    """Return the number of used GPUs of each type, with those of which shards are used."""
+    used = Counter(dict(gpus_in(gres)))
+    used.update(_shared_gpus(gres))
+    return used
 
 
 def gpus_in(gres: str) -> list[tuple[str, int]]:
@@ -169,7 +187,7 @@ def _queue(
     sinfo abbreviates its limits: ``2-1K`` for 1024 nodes, ``1`` for MaxNodes=1, and from 26.05 on
     it does not say that a partition is exclusive.
     """
-    found = {name: names for name in _USERS if (names := _restricted(settings, name))}
+    found = _restrictions(settings)
     texts = [f"{_USERS[name]} {_listed(names)}" for name, names in found.items()]
     # Newer releases also admit subaccounts of those listed, so this is not certain.
     for_user = _admits(found, "Accounts", own[0]) and _admits(found, "Qos", own[1])
@@ -187,6 +205,16 @@ def _queue(
         for_user=for_user,
         user_gpus=qos.get(settings.get("QoS", ""), {}),
     )
+
+
+def _restrictions(settings: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the settings of a partition that exclude users, and their names."""
+    found = {}
+    for setting in _USERS:
+        names = _restricted(settings, setting)
+        if names:
+            found[setting] = names
+    return found
 
 
 def _restricted(settings: Mapping[str, str], name: str) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..real.test_clusters import connected
+from ..real.test_missing_jobs import ended, started
 from ..support.backend import FAKE_GPUS
 from ..support.cli import ROOT, Cli, text_of, with_stub
 from ..support.processes import patience, until
@@ -86,6 +87,22 @@ def test_a_cluster_of_a_plugin_is_submitted_and_cancelled(demo: Demo) -> None:
     assert done.returncode == 0, done.stderr
     until(lambda: demo.status(cluster)["state"] == "CANCELLED", 30)
     until(lambda: not demo.jobs(cluster), 30)
+
+
+@pytest.mark.stub
+def test_a_job_of_a_plugin_that_never_starts_ends_the_cluster(demo: Demo) -> None:
+    """It is deleted while `run` waits for it; the package is not installed in the jobs."""
+    groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": ["-h"]}}
+    profile = {**PROFILE, "groups": groups, "start_workers": 2, "run": ["true"]}
+    del profile["gpus"]
+    cluster = demo.submit(profile)
+    started(demo, cluster)
+    job = demo.status(cluster)["jobs"][1]
+    assert job["phase"] == "PENDING"
+    subprocess.run(["demo-cancel", job["id"]], env=demo.env, check=True)
+    reason = ended(demo, cluster)["reason"]
+    assert reason.startswith("run: cannot start: job 1 did not start: ")
+    until(lambda: not demo.jobs(cluster), 30, "the other job gives its GPU back")
 
 
 def test_a_cluster_of_a_plugin_runs_its_program(demo: Demo) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from gpujobs.clusters.folder import ExitRecord, FolderState
 from gpujobs.clusters.history import Connection, History, connections, gpu_samples
 from gpujobs.clusters.judge import judge
-from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission, Target
+from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
+from gpujobs.clusters.targets import Target, Targets
 from gpujobs.clusters.usage import UsageReport, make_usage
 from gpujobs.injob.folder import Ended, EndKind
 from gpujobs.schedulers import JobId, JobState, JobStatus
@@ -34,8 +35,8 @@ RECORD = ClusterRecord(
         Submission("7", 0, 2, array=True, time=START),
         Submission("8", 2, 1, time=START + 1.5 * HOUR),
     ),
-    targets=(Target(START, 2), Target(START + 60, 4)),
 )
+TARGETS = Targets((Target(START, 2), Target(START + 60, 4)))
 WORKERS = [f"{NAME}-{job}-{gpu}" for job in range(3) for gpu in range(2)]
 
 
@@ -52,7 +53,6 @@ GROUPED = replace(
         *(replace(one, group="fit") for one in RECORD.submissions),
         Submission("9", 3, 1, group="prep", time=START),
     ),
-    targets=(),
 )
 """The same cluster, with the jobs in a group `fit`, and a group `prep` of one CPU worker."""
 
@@ -131,4 +131,5 @@ def usage(
     answers = {JobId(*job): done for job in (("7", 0), ("8",), ("9",))}
     answers[JobId("7", 1)] = JobStatus(JobState.FAILED)
     report = judge(record, folder, answers, now=START + 3 * HOUR)
-    return make_usage(report, past or history(), START + 3 * HOUR)
+    targets = TARGETS if record is RECORD else Targets(tuple(record.first_targets))
+    return make_usage(report, past or history(), targets, START + 3 * HOUR)

@@ -19,6 +19,7 @@ from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.monitor import client_of
 from gpujobs.clusters.report import ClusterReport
 from gpujobs.clusters.submit import new_record, with_avoided
+from gpujobs.clusters.targets import Targets
 from gpujobs.clusters.usage import make_usage
 from gpujobs.injob.folder import Ended, EndKind
 from gpujobs.planning.plan import Plan
@@ -150,7 +151,7 @@ def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
 
 def test_the_text_for_the_operator() -> None:
     sampled = History(started={1: START}, gpus=(GpuSamples(1, "node2", "GPU-1", 2**34),))
-    usage = make_usage(failed_job(LOST_GPU), sampled, START + 60)
+    usage = make_usage(failed_job(LOST_GPU), sampled, Targets(), START + 60)
     one = replace(failure("node2", START), reason="NVML error")
     assert ticket([one, replace(one, cluster="x")], usage) == (
         "node node2: a GPU job failed\n"

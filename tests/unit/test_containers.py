@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
-from gpujobs.clusters.prepare import image_notes, make_cluster_plan
+from gpujobs.clusters.plannotes import image_notes
+from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.errors import InputError
 

@@ -241,7 +241,9 @@ def show(ledger: Ledger) -> str:
         status_text(report)
         json.loads(status_json([report]))
         status_text(replace(report, jobs=tuple(sampled)), {})
-        usage = make_usage(report, read_history(report.record.path), NOW)
+        usage = make_usage(
+            report, read_history(report.record.path), ledger.targets(report.record), NOW
+        )
         usage_text(usage)
         json.dumps(usage_json(usage), allow_nan=False)
         page(usage).encode()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.prepare import make_cluster_plan, quota_problems, space_problems
+from gpujobs.clusters.prepare import make_cluster_plan
+from gpujobs.clusters.space import quota_problems, space_problems
 from gpujobs.doctor.checks import CheckState
 from gpujobs.doctor.host import _check_directory
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import compileall
+import importlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from gpujobs.clusters import folder, verdict
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
+from gpujobs.schedulers import base
 
 from ..support.each import each
 
@@ -159,7 +162,7 @@ def test_the_judge_runs_in_other_pythons(
         tmp_path.name, "here", "slurm", str(tmp_path), 1.0, (group,), (), False, submissions=(jobs,),
     )  # fmt: skip
     monkeypatch.setenv("PATH", "/nonexistent")
-    verdict.write_judge(tmp_path)
+    verdict.write_judge(tmp_path, "slurm")
     verdict.write_record(record)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "1.json").write_text('{"exit_code": 3, "host": "node2"}')
@@ -171,6 +174,76 @@ def test_the_judge_runs_in_other_pythons(
         assert written["gone"] == {"1": "job 1 ended: node2: FAILED"}
         assert written["possible"] == [f"{tmp_path.name}-0"]
     assert not written["usable"] and not done.stderr  # it asks only once
+
+
+PLUGIN = """
+from gpujobs.schedulers import Scheduler
+from {words} import *
+
+class Plugin(Scheduler):
+    name = "plugin"
+"""
+CALLER = """
+import sys
+sys.path.insert(0, "judge.pyz")
+from gpujobs.schedulers import get_scheduler
+print([base.__module__ for base in get_scheduler(sys.argv[1]).__mro__][:2])
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of modules that can be imported; batch schedulers that they register are forgotten."""
+    monkeypatch.setattr(base, "REGISTERED", dict(base.REGISTERED))
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for module in set(sys.modules) - before:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize("python", ["3.9", "3.10", "3.13", ""])
+@pytest.mark.parametrize(
+    "module", ["lone_module", "a_package.inside.flux", "a_namespace.part.flux"]
+)
+def test_the_judge_has_the_package_of_its_batch_scheduler(
+    module: str, python: str, plugins: Path
+) -> None:
+    """With all modules of the package; it need not be installed where the jobs are."""
+    found = [sys.executable]
+    if python:
+        found = sorted(map(str, Path.home().glob(f".pyenv/versions/{python}.*/bin/python")))
+    if not found:
+        pytest.skip(f"no Python {python} here")
+    path = plugins / f"{module.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = "json.scanner" if module == "lone_module" else f"{module.rpartition('.')[0]}.words"
+    path.write_text(PLUGIN.format(words=words))
+    (path.parent / "words.py").write_text("STATES = {}\n")
+    if module != "lone_module":
+        (path.parent / "__init__.py").touch()
+    if module.startswith("a_package"):
+        (plugins / "a_package" / "__init__.py").touch()
+    importlib.import_module(module)
+    folder = plugins / "cluster"
+    folder.mkdir()
+    verdict.write_judge(folder, "plugin")
+    done = subprocess.run(
+        [found[0], "-S", "-E", "-c", CALLER, "plugin"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.stdout == f"['{module}', 'gpujobs.schedulers.base']\n", done.stderr
+    packed = zipfile.ZipFile(folder / "judge.pyz").namelist()
+    assert "gpujobs/schedulers/slurm.py" in packed
+    assert not [name for name in packed if "cluster" in name.split("/")[:-1]]
+
+
+def test_a_batch_scheduler_that_is_not_in_a_file_is_not_packed(plugins: Path) -> None:
+    """Nothing of `__main__` is; the jobs say that they cannot ask."""
+    own = type("Own", (base.Scheduler,), {"name": "own", "__module__": "__main__"})
+    assert base.get_scheduler("own") is own
+    verdict.write_judge(plugins, "own")
+    packed = zipfile.ZipFile(plugins / "judge.pyz").namelist()
+    assert not [name for name in packed if not name.startswith(("gpujobs/", "__main__.py"))]
 
 
 @pytest.mark.parametrize("word", ["supervise", "rank", "retire", "try-ucxx"])

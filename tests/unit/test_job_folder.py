@@ -23,6 +23,7 @@ from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger, Submission
 from gpujobs.clusters.monitor import recover_submission, report_on
 from gpujobs.clusters.report import ClusterState
+from gpujobs.clusters.targets import Targets
 from gpujobs.clusters.usage import make_usage
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.folder import Folder
@@ -256,7 +257,7 @@ def test_the_time_of_a_report_grows_with_the_number_of_jobs(home: Path) -> None:
         found, profile = Ledger().get(str(folder)), cProfile.Profile()
         state = read_state(found.path)
         with profile:
-            usage_text(make_usage(judge(found, state, {}, now=1.0), History(), 1.0))
+            usage_text(make_usage(judge(found, state, {}, now=1.0), History(), Targets(), 1.0))
         return sum(entry.callcount for entry in profile.getstats())
 
     few, many = calls(100), calls(800)

@@ -9,6 +9,7 @@ from gpujobs.cli.usage_text import usage_text
 from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.history import History
 from gpujobs.clusters.judge import judge
+from gpujobs.clusters.targets import Targets
 from gpujobs.clusters.usage import make_usage
 from gpujobs.deploy.group import PoolJob, PoolJobs
 
@@ -20,10 +21,10 @@ def report_time(jobs: int) -> float:
     (group,) = RECORD.groups
     submission = replace(RECORD.submissions[0], count=jobs)
     groups = (replace(group, workers=jobs, workers_per_job=1),)
-    record = replace(RECORD, groups=groups, submissions=(submission,), targets=())
+    record = replace(RECORD, groups=groups, submissions=(submission,))
     began = time.process_time()
     report = judge(record, FolderState(), {}, now=START + 60)
-    usage_text(make_usage(report, History(), START + 60))
+    usage_text(make_usage(report, History(), Targets(), START + 60))
     return time.process_time() - began
 
 
@@ -37,7 +38,7 @@ def poll_time(jobs: int) -> float:
     (group,) = RECORD.groups
     submission = replace(RECORD.submissions[0], count=jobs)
     groups = (replace(group, workers=jobs, workers_per_job=1),)
-    record = replace(RECORD, groups=groups, submissions=(submission,), targets=())
+    record = replace(RECORD, groups=groups, submissions=(submission,))
     pool = PoolJobs({"": 3600})
     report = judge(record, FolderState(), {}, now=START + 60)
     for job in report.jobs:

@@ -226,3 +226,40 @@ def test_invalid_values(home: Path, keys: str, message: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", keys))
     with pytest.raises(InputError, match=re.escape(message)):
         load_site("./s.yaml")
+
+
+NODE = "gpus_per_node: 4, cpus_per_node: 8, memory_per_node: 64GiB"
+
+
+def test_a_queue_that_is_not_chosen_leaves_no_notes(home: Path) -> None:
+    (home / "s.yaml").write_text(f"""\
+description: test
+scheduler: slurm
+defaults: {{walltime: 1h}}
+queues:
+  small: {{{NODE}, gpu_types: {{x: x, y: y}}, nodes: 1}}
+  large: {{{NODE}, nodes: 4}}
+""")
+    plan = made_plan(home, "gpus: 8\nlayout: mpi\n")
+    assert plan.groups[0].queue_key == "large"
+    assert not [note for note in plan.notes if "small" in note]
+    plan = made_plan(home, "gpus: 4\n")
+    assert [note for note in plan.notes if "queue small get GPUs of any type" in note]
+
+
+def test_an_empty_list_of_a_queue_replaces_that_of_the_site(home: Path) -> None:
+    (home / "s.yaml").write_text(f"""\
+description: test
+scheduler: slurm
+defaults: {{walltime: 1h}}
+layouts: [mpi]
+submit_arguments: [--site]
+request: ["-p {{queue}}", "--gres=gpu:{{gpus_per_node}}", "--exclude=n1"]
+queues:
+  a: {{{NODE}}}
+  b: {{{NODE}, layouts: [], submit_arguments: [], request: []}}
+""")
+    assert "it is for layout: mpi" in error_of(home, "gpus: 4\nqueue: a\n")
+    plan = made_plan(home, "gpus: 4\nqueue: b\n")
+    assert not plan.groups[0].submit_arguments
+    assert not [line for line in plan.groups[0].lines if "--exclude" in line]

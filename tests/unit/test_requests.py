@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.config import placeholders
+from gpujobs.planning.hostmemory import MemoryRequest
 from gpujobs.planning.render import JobRoles, commands
-from gpujobs.planning.shape import JobShape, MemoryRequest
+from gpujobs.planning.shape import JobShape
 from gpujobs.text import number_text, size_text
 
 from .support import error_of, made_plan

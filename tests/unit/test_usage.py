@@ -22,7 +22,6 @@ from gpujobs.clusters.history import (
     read_history,
     read_latest,
 )
-from gpujobs.clusters.ledger import Ledger, Target
 from gpujobs.clusters.report import JobPhase
 from gpujobs.clusters.usage import (
     UsageReport,
@@ -44,6 +43,7 @@ from .report_data import (
     REASON,
     RECORD,
     START,
+    TARGETS,
     grouped_history,
     history,
     usage,
@@ -85,10 +85,10 @@ def test_a_job_that_still_exits_after_the_end_of_its_cluster_has_not_failed() ->
     jobs = (*found.jobs[:2], closing)
     past = history()
     del past.ended[2]  # type: ignore[attr-defined]
-    failures = make_usage(replace(found, jobs=jobs), past, START + 3 * HOUR).failures
+    failures = make_usage(replace(found, jobs=jobs), past, TARGETS, START + 3 * HOUR).failures
     assert [job.report.number for job in failures] == [1]
     running = replace(found, jobs=jobs, folder=replace(found.folder, ended=None))
-    failures = make_usage(running, past, START + 3 * HOUR).failures
+    failures = make_usage(running, past, TARGETS, START + 3 * HOUR).failures
     assert [job.report.number for job in failures] == [1, 2]
 
 
@@ -97,7 +97,7 @@ def test_workers_against_the_target() -> None:
     assert found.targets == [(START, 2), (START + 60, 4)]
     times = [(round((time - START) / HOUR, 2), number) for time, number in found.workers]
     assert times == [(0.25, 4), (1.0, 3), (1.25, 2), (2.0, 4), (3.0, 0)]
-    unchanged = replace(RECORD, targets=())
+    unchanged = replace(RECORD, notes=("a note",))
     assert usage(record=unchanged).targets == [(START, 4)]
 
 
@@ -110,7 +110,7 @@ def test_workers_of_a_running_cluster_stay_connected() -> None:
         *cluster.jobs[1:],
     )
     running = replace(cluster, jobs=jobs, folder=replace(cluster.folder, ended=None))
-    found = make_usage(running, events, START + 3 * HOUR)
+    found = make_usage(running, events, TARGETS, START + 3 * HOUR)
     assert found.workers[:3] == usage().workers[:3] and found.workers[-1][1] == 2
     first, *_ = usage_json(found)["jobs"]
     assert [one["until"] for one in first["workers"]] == [None, None]
@@ -320,17 +320,6 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     assert (found.started, found.ended) == ({0: 5.0}, {0: 10.0})  # rounded up
     (gpu,) = found.gpus
     assert (gpu.job, gpu.node, gpu.uuid, len(gpu.samples)) == (0, "node-1.example", "GPU-a", 1)
-
-
-def test_the_ledger_remembers_targets(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    record = replace(RECORD, targets=())
-    ledger.add(record)
-    ledger.update(record.id, notes=("a note",))
-    assert ledger.get(record.id).targets == ()
-    ledger.update(record.id, groups=record.with_target("", 8))
-    first, second = ledger.get(record.id).targets
-    assert first == Target(START, 4) and second.workers == 8
 
 
 # -- samples ---------------------------------------------------------------------------------------

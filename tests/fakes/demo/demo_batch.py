@@ -10,7 +10,12 @@ from collections.abc import Sequence
 
 from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply, Scheduler
 
-STATES = {"RUNNING": JobState.RUNNING, "LOST": JobState.NODE_FAIL, "0": JobState.COMPLETED}
+STATES = {
+    "HELD": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "LOST": JobState.NODE_FAIL,
+    "0": JobState.COMPLETED,
+}
 BUSY = 75
 """Exit code of the commands while the batch scheduler is busy."""
 
