@@ -145,21 +145,25 @@ def run_tests(folder: Path, arguments: Sequence[str]) -> bool:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def tests_of_lines(folder: Path) -> dict[tuple[str, int], list[str]]:
-    """Return the tests that execute each line of the package."""
+def tests_of_lines(folder: Path, processes: int) -> dict[tuple[str, int], list[str]]:
+    """Return the tests that execute each line of the package; not those that fail unchanged."""
     (folder / ".coveragerc").write_text("[run]\nsource = gpujobs\n")
     coverage = ["--cov=gpujobs", "--cov-context=test", "--cov-report="]
-    options = ["-q", "-n", "6", "-p", "no:cacheprovider", "-m", "not slow", *coverage]
+    options = ["-q", "-n", str(processes), "-m", "not slow", *coverage]
     command = [sys.executable, "-m", "pytest", *options, *TESTS]
     environ = {**os.environ, "PYTHONPATH": str(folder)}
-    subprocess.run(command, cwd=folder, env=environ, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=folder, env=environ, check=False, stdout=subprocess.DEVNULL)
+    kept = folder / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    failed = set(json.loads(kept.read_text())) if kept.exists() else set()
+    for name in sorted(failed):
+        print(f"fails without a mutant, left out: {name}")
     report = [sys.executable, "-m", "coverage", "json", "--show-contexts", "-q", "-o", "lines.json"]
     subprocess.run(report, cwd=folder, env=environ, check=True)
     found: dict[tuple[str, int], list[str]] = defaultdict(list)
     for path, file in json.loads((folder / "lines.json").read_text())["files"].items():
         for line, contexts in file["contexts"].items():
             tests = {context.partition("|")[0] for context in contexts if context}
-            found[path, int(line)] = sorted(tests)
+            found[path, int(line)] = sorted(tests - failed)
     return found
 
 
@@ -187,20 +191,25 @@ def main() -> None:
     every = [mutant for path, text in texts.items() for mutant in mutants_of(path, text)]
     chosen = choice.sample(every, min(given.count, len(every)))
     with tempfile.TemporaryDirectory(prefix="gpujobs-mutants-") as name:
-        executed = tests_of_lines(copy_of(Path(name)))
+        executed = tests_of_lines(copy_of(Path(name)), given.processes)
     work = []
     for mutant in chosen:
         tests = executed[mutant.path, mutant.start[0]]
         work.append((mutant, choice.sample(tests, min(MOST_TESTS, len(tests)))))
     unseen = [mutant for mutant, tests in work if not tests]
     tested = [(mutant, tests) for mutant, tests in work if tests]
-    with ThreadPoolExecutor(given.processes) as pool:
-        results = list(pool.map(lambda pair: survives(*pair), tested))
-    alive = [mutant for (mutant, _), survived in zip(tested, results, strict=True) if survived]
-    for mutant in alive:
+    print(f"{len(chosen)} of {len(every)} mutants; no test executes the line of {len(unseen)}:")
+    for mutant in unseen:
         print(mutant.describe(texts[mutant.path]))
-    print(f"{len(chosen)} of {len(every)} mutants; no test executes the line of {len(unseen)},")
-    print(f"{len(tested) - len(alive)} noticed, {len(alive)} survived")
+    print("survivors:", flush=True)
+    alive = 0
+    with ThreadPoolExecutor(given.processes) as pool:
+        results = pool.map(lambda pair: survives(*pair), tested)
+        for (mutant, _), survived in zip(tested, results, strict=True):
+            if survived:
+                alive += 1
+                print(mutant.describe(texts[mutant.path]), flush=True)
+    print(f"{len(tested) - alive} of {len(tested)} noticed, {alive} survived")
 
 
 if __name__ == "__main__":
