@@ -66,7 +66,8 @@ def pytest_collection_modifyitems(
     """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
 
     On another batch scheduler than the first, `make test` has only the tests whose mark
-    ``conformance`` names it; `make slow` has those of Grid Engine, and `make variants` those of the fakes.
+    ``conformance`` names it; `make slow` has those of Grid Engine and those that it names with ``slow``, and
+    `make variants` the rest of the fakes.
     """
     at_site = bool(config.getoption("--site"))
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
@@ -81,7 +82,7 @@ def pytest_collection_modifyitems(
         conformance = item.get_closest_marker("conformance")
         if name != BACKENDS[0] and not (conformance and name in (SITE, *conformance.args)):
             item.add_marker(pytest.mark.slow)
-            if name in FAKES:
+            if name in FAKES and not (conformance and name in conformance.kwargs.get("slow", ())):
                 item.add_marker(pytest.mark.variant)
     yield  # to the option -m
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -139,6 +139,7 @@ def test_workers_are_those_that_plan_promised(
     )
 
 
+@pytest.mark.slow
 def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
     site = str(cli.write("s.yaml", cli.site | {"defaults": {"walltime": "10m"}}))
     profile = cli.write("p.yaml", {"gpus": 2, "gpus_per_job": 1})
@@ -346,6 +347,7 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
     assert re.match(r"the dask scheduler on \S+ ended \(exit code 137\)", found["reason"])
 
 
+@pytest.mark.slow
 @pytest.mark.stub(others=True)
 def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})

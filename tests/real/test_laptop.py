@@ -182,6 +182,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 def test_a_lost_tunnel_is_opened_again(laptop: Cli, node: LoginNode) -> None:
     """The tunnel is opened again when the connection is lost; the cluster does not end with it."""

@@ -420,6 +420,7 @@ def seen_by(user: str) -> Iterator[list[str]]:
         seen.append(out.decode(errors="replace"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_other_users_of_the_login_node_see_nothing(boot: Boot, slurm_backend: SlurmBackend) -> None:
     """They see nothing of a submission and of a tunnel: in the list of processes, in files, and at ports."""

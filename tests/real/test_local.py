@@ -282,6 +282,7 @@ def test_secrets_are_nowhere(local: Cli) -> None:
     local("cancel", cluster)
 
 
+@pytest.mark.slow
 def test_another_certificate_is_refused(local: Cli) -> None:
     setup = {"setup": "sleep 600", "python": sys.executable}  # only its certificate is used
     one = local.submit({"gpus": 0, "environment": setup}, name="one.yaml")
@@ -299,6 +300,7 @@ def test_another_certificate_is_refused(local: Cli) -> None:
     until(lambda: not any(processes_with(cluster) for cluster in clusters), 15)
 
 
+@pytest.mark.slow
 def test_logs_have_no_control_characters(local: Cli) -> None:
     cluster = local.submit(
         {
@@ -480,6 +482,7 @@ def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
     assert local("logs", local.submit(own, "--wait")).stdout == "y\n"
 
 
+@pytest.mark.slow
 def test_a_program_without_a_client_or_with_its_own_workers_is_reported(local: Cli) -> None:
     note = "run: connected no client, so its workers had no task; Client() connects to them"
     done = local("submit", str(local.write("p.yaml", {"gpus": 0, "run": "echo here"})), "--wait")

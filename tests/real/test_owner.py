@@ -179,6 +179,7 @@ def test_the_limit_of_the_site_ends_a_cluster_without_tasks(
 
 
 # -- bounded submission ----------------------------------------------------------------------------
+@pytest.mark.slow
 def test_jobs_that_exit_with_0_before_their_workers_connect(
     make: Callable[..., Any], home: Path
 ) -> None:
@@ -250,6 +251,7 @@ exit 0
 """
 
 
+@pytest.mark.slow
 def test_a_job_with_connected_workers_is_never_given_up(
     make: Callable[..., Any], home: Path, backend: SlurmBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +327,7 @@ printf '%s\\n' "$script" | REAL "$@"
 """
 
 
+@pytest.mark.slow
 def test_adapt_submits_what_the_batch_scheduler_accepts(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:

@@ -17,7 +17,6 @@ from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.deploy.cluster import class_for
 from gpujobs.errors import JobFailedError, RefusedError
 
-from ..conftest import slow_variant
 from ..support.backend import Backend
 from ..support.cli import text_of
 from ..support.processes import patience, processes_with, until
@@ -111,7 +110,8 @@ def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> Non
     assert len([line for line in backend.queue() if cluster.id in line]) == 2
 
 
-@pytest.mark.parametrize("how", ["cancelled", slow_variant("killed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
 def test_a_head_that_goes_while_its_owner_lives(
     make: Callable[..., Any], backend: Backend, how: str, capfd: Any, caplog: Any
 ) -> None:

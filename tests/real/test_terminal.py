@@ -255,6 +255,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.slow
 def test_watch(local: Cli) -> None:
     local.write("work.py", WORK)
     workers = {"memory": "1GiB", "threads": 1}

@@ -134,10 +134,11 @@ def test_variables_that_libraries_read_when_they_are_loaded(
     assert not worker["modules"]  # pandas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        slow_variant({"worker": {"multiprocessing-method": "spawn"}}, ""),
+        ({"worker": {"multiprocessing-method": "spawn"}}, ""),
         ({"nanny": {"pre-spawn-environ": {"MALLOC_ARENA_MAX": 2}}}, "MALLOC_ARENA_MAX"),
     ],
 )
@@ -218,7 +219,8 @@ def start_processes(method: str) -> list[object]:
     return [process.exitcode, waiting.exitcode, squares, pids == {os.getpgid(0)}]
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+@pytest.mark.slow
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 def test_tasks_start_processes_in_each_way_once_workers_are_not_daemons(
     make: Callable[..., Any], home: Path, worker_class: str
 ) -> None:
