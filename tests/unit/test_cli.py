@@ -27,24 +27,15 @@ from gpujobs.clusters.report import ClusterReport
 from gpujobs.config.spec import load_spec
 from gpujobs.injob.folder import Ended, EndKind, RegisteredWorker
 
-from ..support.cli import ROOT, text_of
+from ..support.cli import ROOT, run_gpujobs, text_of
 from .report_data import RECORD, WORKERS
-
-COMMAND = str(Path(sys.executable).parent / "gpujobs")
 
 
 @pytest.fixture
 def run(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         own = {"HOME": str(tmp_path), "PATH": "/nosuch", "LANG": "C.UTF-8"}
-        return subprocess.run(
-            [COMMAND, *arguments],
-            env={**own, **env},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run_gpujobs(arguments, env={**own, **env}, cwd=tmp_path)
 
     return run
 
