@@ -180,6 +180,7 @@ def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
     assert f"GPUJOBS_CLUSTER={cluster}" in seen
 
 
+@pytest.mark.slow
 def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
     profile = {
         "gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "who.py"], "env": {"WANTED": "2"},

@@ -102,9 +102,8 @@ SHELLS = ["/bin/bash", "/bin/dash", "/bin/tcsh", "/usr/bin/fish", "/bin/zsh"]
 
 
 # -- the account on the login node -----------------------------------------------------------------
-@pytest.mark.parametrize(
-    "shell", ["/bin/tcsh", *map(slow_variant, SHELLS[:2]), *map(slow_variant, SHELLS[3:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", SHELLS)
 def test_another_account_runs_a_program(boot: Boot, shell: str) -> None:
     """Another user than on the laptop, with a home with spaces, a banner, and modules of the user in the home."""
     if not Path(shell).exists():

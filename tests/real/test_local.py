@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import local_cli, slow_variant
+from ..conftest import local_cli
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
@@ -227,8 +227,9 @@ def test_a_job_leaves_before_its_walltime(local: Cli) -> None:
     assert time.monotonic() - started < 300  # not the time of `run`, 600 s
 
 
-@pytest.mark.parametrize("protocol", ["tcp", slow_variant("ws")])
-@pytest.mark.parametrize("encryption", [True, slow_variant(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["tcp", "ws"])
+@pytest.mark.parametrize("encryption", [True, False])
 def test_each_protocol_connects_all_workers(local: Cli, protocol: str, encryption: bool) -> None:
     site = {
         "description": "x",

@@ -550,7 +550,8 @@ def test_a_new_event_loop_for_each_test(site: Callable[..., str], home: Path) ->
         asyncio.run(one())
 
 
-@pytest.mark.parametrize("state", ["pending", slow_variant("starting")])
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["pending", "starting"])
 def test_owner_killed_before_its_workers_register(
     site: Callable[..., str], home: Path, backend: SlurmBackend, state: str
 ) -> None:

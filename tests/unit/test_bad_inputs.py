@@ -15,6 +15,7 @@ from gpujobs.errors import InputError
 from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 
@@ -60,7 +61,7 @@ def test_15_no_control_characters_of_a_site_in_messages(home: Path) -> None:
     assert done.exit_code == 2 and "red" in done.output and "\x1b" not in done.output
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "A;x",
@@ -139,7 +140,7 @@ def test_22_undefined_variable_in_a_template(home: Path) -> None:
         render(made_plan(home, {"gpus": 1}), "svd-0000", site_folder=home)
 
 
-@pytest.mark.parametrize(
+@each(
     ("directive", "option"),
     [
         ("-pgpu", "partition"), ("--part=gpu", "partition"), ("-p gpu", "partition"), ("--partition gpu", "partition"), ("-t 1", "time"),
@@ -368,7 +369,7 @@ def test_27_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None
 GPU_40 = SLURM.replace("gpus_per_node: 4,", "gpus_per_node: 4, gpu_memory: 40GiB,")
 
 
-@pytest.mark.parametrize(
+@each(
     ("profile", "message"),
     [
         ("gpus: 4\nworkers: {workers_per_gpu: 100000000}\n", "at most 100\n"),
@@ -386,7 +387,7 @@ def test_numbers_have_an_upper_bound(home: Path, profile: str, message: str) -> 
     assert message in error_of(home, profile) + "\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("workers", "message"),
     [
         ("rmm_pool_size: 60GiB", "pools of 60GiB on a GPU, which has 40GiB"),

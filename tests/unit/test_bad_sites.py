@@ -19,10 +19,11 @@ from gpujobs.planning.sitecheck import site_problems
 from gpujobs.schedulers import get_scheduler, scheduler_names
 from gpujobs.schedulers.base import all_commands
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (("--account={account}", "--account={acount}"), "s.yaml:3"),
@@ -176,7 +177,7 @@ def test_other_cluster_that_cannot_be_reached(home: Path, scheduler: str) -> Non
 PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "message"),
     [
         (SLURM + "directives: [--job-name=x]\n", "s.yaml:7:14: `--job-name=x`: job-name is written by gpujobs"),

@@ -16,6 +16,7 @@ from gpujobs.config.site import Queue, Site
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 
@@ -48,7 +49,7 @@ def test_03_yes_and_no_are_not_booleans(home: Path, word: str) -> None:
     assert "neither true nor false" in error_of(home, f"gpus: 1\nnetwork: {{encryption: {word}}}\n")
 
 
-@pytest.mark.parametrize(
+@each(
     "number",
     ["010", "0x10", "1e1", "8.0", "1_0", "+8", "'8 '", "eight", "true", "null", "[8]", "1:30"],
 )
@@ -72,7 +73,7 @@ def test_06_a_duplicate_key_names_both_lines(home: Path) -> None:
     assert "svd.yaml:3:1" in message and "first in line 1" in message and "svd.yaml:1:1" in message
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("a: &a [x]\nb: &b [*a, *a]\n", "1:4: anchors and aliases"),
@@ -192,9 +193,7 @@ def test_12_all_errors_in_one_run(home: Path) -> None:
     assert re.findall(r"svd\.yaml:(\d)", message) == ["1", "2", "3", "3", "4", "5", "6"]
 
 
-@pytest.mark.parametrize(
-    "size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"]
-)
+@each("size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"])
 def test_13_sizes_need_units(home: Path, size: str) -> None:
     message = error_of(home, f"gpus: 1\nworkers: {{memory: {size}}}\n")
     assert "svd.yaml:2:19" in message
@@ -202,7 +201,7 @@ def test_13_sizes_need_units(home: Path, size: str) -> None:
         assert f"as in {size}GiB or {size}MiB" in message
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     ["walltime: .inf", "walltime: 0", "walltime: 0h", "walltime: -1h", "walltime: true", "walltime: forever", "gpus: -1", "gpus: .inf",
      "workers: {threads: 0}", "workers: {threads: -1}", "start_timeout: 5", "walltime: 1:99:00", "walltime: 99999999h"],
@@ -213,7 +212,7 @@ def test_14_numbers_out_of_range(home: Path, line: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "hint"),
     [
         ("partitions: x", "`queue`"), ("partition: x", "`queue`"), ("qos: x", "directives: [--qos=NAME]"),
@@ -274,7 +273,7 @@ def test_words_of_other_programs_mean_keys() -> None:
         assert not set(words) & set(keys_of(own))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "hint"),
     [
         ("gpus: 1\nworker_memory: 1G", "use `workers.memory`"),

@@ -12,6 +12,7 @@ from gpujobs.config.site import Site
 from gpujobs.config.sitefiles import SiteFile, load_site
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import error_of, made_plan
 
 BASE = """\
@@ -130,7 +131,7 @@ def test_defaults_of_queues(home: Path) -> None:
     assert loaded.site.queues["b"].notes == ("a", "b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("queues: {a: {like: nosuch}}", "s.yaml:2:20: there is no queue `nosuch` in this site; it has old, main, cpu, a"),

@@ -31,6 +31,7 @@ from gpujobs.schedulers import get_scheduler
 
 from ..conftest import unavailable
 from ..support.cli import ROOT
+from ..support.each import each
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
 
@@ -143,7 +144,7 @@ def check_theirs(code: str, known: set[str], check: Callable[[str], None]) -> No
         check(code)
 
 
-@pytest.mark.parametrize("row", table("Coiled"), ids=lambda row: row[0][:40])
+@each("row", table("Coiled"), ids=lambda row: row[0][:40])
 def test_coiled(row: list[str]) -> None:
     def other(code: str) -> None:
         if code.startswith("coiled "):

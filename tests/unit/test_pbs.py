@@ -16,6 +16,7 @@ from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply,
 from gpujobs.schedulers.pbs import PBS
 from gpujobs.schedulers.pbs_inventory import PBSInventory
 
+from ..support.each import each
 from ..support.transcripts import recorded
 from .support import SITES, plan
 
@@ -35,7 +36,7 @@ def one(file: str, title: str, identity: str) -> JobStatus:
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("stdout", "number"),
     [
         ("61.node1\n", "61.node1"), ("63[].node1\n", "63[].node1"), ("Charging project ab12\n\n64.gadi-pbs\n", "64.gadi-pbs"),
@@ -112,7 +113,7 @@ def test_cancel_commands_that_are_safe() -> None:
 
 
 # -- states ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("file", "title", "identity", "state", "code"),
     [
         ("03-status.txt", "running, json", "95", "RUNNING", None),
@@ -180,7 +181,7 @@ def status(state: str, substate: int | None = None, code: int | None = None, **m
     return found[JobId("5.srv")].state.value
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "substate", "code", "expected"),
     [
         ("Q", 10, None, "PENDING"), ("H", 20, None, "PENDING"), ("H", 22, None, "PENDING"), ("W", 30, None, "PENDING"),
@@ -297,7 +298,7 @@ def test_expected_start() -> None:
     assert found[JobId("5")].starts == "Sat Nov 21 10:00:00 2026"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -350,7 +351,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("title", REFUSED)
+@each("title", REFUSED)
 def test_recorded_refusal_is_final(title: str) -> None:
     result = recorded("pbs", "02-submit-rejected.txt", title)
     assert result.exit_code != 0
@@ -408,7 +409,7 @@ def test_find() -> None:
 
 
 # -- directives ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("line", "options"),
     [
         ("-l select=1:ncpus=2:ngpus=1,walltime=00:30:00", {"-l select", "-l walltime"}), ("-lselect=1:ncpus=4", {"-l select"}),
@@ -429,7 +430,7 @@ def test_lines_that_are_no_directives(line: str) -> None:
 TAKEN = {"-q", "-l select", "-l walltime", "-A"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "taken", "clash"),
     [
         ("-l walltime=1:00:00", TAKEN, "-l walltime"), ("-l mem=4gb", TAKEN, "-l select"), ("-lngpus=2", TAKEN, "-l select"),

@@ -12,6 +12,7 @@ from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.sitereport import Comparison, _compared
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
 
+from ..support.each import each
 from ..support.surveys import survey_of
 from ..support.transcripts import recorded
 from .support import SLURM
@@ -33,7 +34,7 @@ def test_a_file_that_agrees(home: Path) -> None:
     assert differences(home, lower, SURVEY) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (("max_walltime: 1d", "max_walltime: 25h"), "5: slurm: the walltime in queue gpu is at most 24h"),
@@ -232,7 +233,7 @@ def test_a_file_that_agrees_with_another_batch_scheduler(home: Path, name: str) 
     assert differences(home, site_text(name), survey_of(name)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "change", "message"),
     [
         ("pbs", ("24h", "25h"), "the walltime in queue gpuq is at most 24h"),

@@ -9,6 +9,8 @@ from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.formats import members
 from gpujobs.schedulers.slurm import Slurm
 
+from ..support.each import each
+
 SLURM = Slurm()
 
 
@@ -65,7 +67,7 @@ def test_status_of_arrays_and_jobs() -> None:
     assert JobId("99") not in found and JobId("9", 7) not in found  # not listed is not finished
 
 
-@pytest.mark.parametrize(
+@each(
     ("native", "state"),
     [
         ("PENDING", "PENDING"), ("CONFIGURING", "PENDING"), ("REQUEUED", "PENDING"), ("REQUEUE_HOLD", "PENDING"),
@@ -168,7 +170,7 @@ def test_accounting() -> None:
     assert SLURM.parse_accounting(disabled, ids) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("stderr", "away"),
     [
         (
