@@ -76,7 +76,7 @@ def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> Non
 
 
 @pytest.mark.slow
-def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
+def test_a_broken_environment_is_told(make: Callable[..., Any]) -> None:
     cluster = make(site={"setup": "echo broken on purpose; exit 3"})
     cluster.scale(2)
     with pytest.raises(JobFailedError, match="broken on purpose"):
@@ -84,7 +84,7 @@ def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.conformance("sge", "pbs")
-def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
     queue = {**backend.site()["queues"]["main"], "name": "nosuch"}
     cluster = make(site={"queues": {"nosuch": queue}})
     with pytest.raises(RefusedError, match=r"nosuch|queue"):
@@ -93,7 +93,7 @@ def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend
 
 
 @pytest.mark.slow
-def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=1)
     cluster.scale(2)
     cluster.wait_for_workers(2, timeout=patience(120))
@@ -102,7 +102,9 @@ def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend
 
 
 @pytest.mark.slow
-def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_batch_scheduler_that_is_away_delays_a_scale_only(
+    make: Callable[..., Any], backend: Backend
+) -> None:
     cluster = make(gpus_per_job=1)
     with away(backend, 12):
         cluster.scale(2)

@@ -157,7 +157,7 @@ def test_a_bare_image_may_be_an_address(home: Path, site: Path, image: str, note
         ),
     ],
 )  # fmt: skip
-def test_mistakes(
+def test_a_wrong_container_is_refused(
     home: Path, container: dict[str, str], environment: dict[str, str], site: str, message: str
 ) -> None:
     (home / "c.yaml").write_text(site)

@@ -145,7 +145,7 @@ def test_defaults_of_queues(home: Path) -> None:
         ("directives: {append: [x]}", "s.yaml:2:23: `directives[2]`: 'x' does not start with '-'"),
     ],
 )  # fmt: skip
-def test_mistakes(home: Path, text: str, message: str) -> None:
+def test_a_wrong_layer_is_refused(home: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         site(home, text + "\n")
     assert message in str(caught.value)

@@ -125,7 +125,7 @@ def test_directives_that_are_not_the_users(tmp_path: Path, directive: str, why: 
         lines(tmp_path, {"gpus": 2, "directives": [directive]})
 
 
-def test_script_of_an_array(tmp_path: Path) -> None:
+def test_the_script_of_an_array_has_its_members(tmp_path: Path) -> None:
     text = render(
         plan(
             tmp_path, {"gpus": 4, "gpus_per_job": 2, "queue": "gpua100", "walltime": "90m"}, "dtu"
@@ -246,7 +246,7 @@ def test_known_and_unknown_in_one_answer() -> None:
         ("UNKWN", "UNKNOWN"), ("NEW", "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_states(native: str, state: str) -> None:
+def test_words_of_lsf_are_a_state(native: str, state: str) -> None:
     line = (
         f"5       ada     {native:5} normal     login       2*node1:4*node2 svd-1[3] Nov 20 10:31\n"
     )

@@ -145,7 +145,7 @@ def check_theirs(code: str, known: set[str], check: Callable[[str], None]) -> No
 
 
 @each("row", table("Coiled"), ids=lambda row: row[0][:40])
-def test_coiled(row: list[str]) -> None:
+def test_an_option_of_coiled_means_what_the_table_says(row: list[str]) -> None:
     def other(code: str) -> None:
         if code.startswith("coiled "):
             assert code in COILED_COMMANDS

@@ -196,7 +196,9 @@ def status(state: str, substate: int | None = None, code: int | None = None, **m
         ("Y", 1, None, "UNKNOWN"), ("", None, None, "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_mapping(state: str, substate: int | None, code: int | None, expected: str) -> None:
+def test_state_and_substate_of_pbs_are_a_state(
+    state: str, substate: int | None, code: int | None, expected: str
+) -> None:
     assert status(state, substate, code) == expected
 
 

@@ -115,7 +115,7 @@ def command(folder: Path, code: str) -> ManagedProcess:
     return process
 
 
-@each(
+@pytest.mark.parametrize(
     ("code", "attempt", "attempts", "found"),
     [
         ("exit 0", 1, 1, "done"),

@@ -61,7 +61,7 @@ def test_the_working_directory_may_be_relative(home: Path, monkeypatch: Any) -> 
     assert notes(home, {"run": ["python", "first.py"], "workdir": "there"}) == []
 
 
-def test_a_script_beside_the_profile(home: Path, monkeypatch: Any) -> None:
+def test_a_script_beside_the_profile_gets_a_note(home: Path, monkeypatch: Any) -> None:
     (home / "first.py").write_text("")
     (home / "there").mkdir()
     monkeypatch.chdir(home / "there")

@@ -64,7 +64,7 @@ def test_status_of_arrays_and_jobs() -> None:
         ("", "UNKNOWN"), ("z", "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_states(letters: str, state: str) -> None:
+def test_letters_of_grid_engine_are_a_state(letters: str, state: str) -> None:
     text = (
         f"<job_info><job_list><JB_job_number>5</JB_job_number><state>{letters}</state><tasks>2-3:1</tasks></job_list>"
         "</job_info>"

@@ -47,7 +47,9 @@ def test_a_file_that_agrees(home: Path) -> None:
         (("  gpu:", "  a100:"), "5: slurm: there is no queue a100; there are gpu"),
     ],
 )  # fmt: skip
-def test_differences(home: Path, change: tuple[str, str], message: str) -> None:
+def test_each_difference_from_the_machine_is_found(
+    home: Path, change: tuple[str, str], message: str
+) -> None:
     assert differences(home, TYPED.replace(*change), SURVEY) == [message]
 
 
@@ -257,7 +259,7 @@ def test_a_file_that_agrees_with_another_batch_scheduler(home: Path, name: str) 
         ("sge", ("nodes: 2", "nodes: 3"), "it has 2 such nodes"),
     ],
 )  # fmt: skip
-def test_differences_of_another_batch_scheduler(
+def test_each_difference_of_another_batch_scheduler_is_found(
     home: Path, name: str, change: tuple[str, str], message: str
 ) -> None:
     (found,) = differences(home, site_text(name, change), survey_of(name))

@@ -78,7 +78,7 @@ def test_status_of_arrays_and_jobs() -> None:
         ("NODE_FAIL", "NODE_FAIL"), ("OUT_OF_MEMORY", "OUT_OF_MEMORY"), ("", "UNKNOWN"), ("NEW", "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_states(native: str, state: str) -> None:
+def test_words_of_slurm_are_a_state(native: str, state: str) -> None:
     line = f"5|N/A|{native}|n1|N/A|None|x-1\n"
     assert (
         SLURM.parse_status(CommandResult(("squeue",), 0, line), [JobId("5")])[

@@ -170,7 +170,9 @@ def test_the_path_of_its_own_log(root: str, directive: str) -> None:
         ("C", -1, "FAILED"), ("Z", None, "UNKNOWN"), ("", None, "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_mapping(state: str, code: int | None, expected: str) -> None:
+def test_state_and_exit_status_of_torque_are_a_state(
+    state: str, code: int | None, expected: str
+) -> None:
     text = f"Job Id: 5.srv\n    Job_Name = x\n    job_state = {state}\n" + (
         f"    exit_status = {code}\n" if code is not None else ""
     )

@@ -119,5 +119,5 @@ def test_a_process_of_a_worker_that_starts_again_counts_from_zero(tmp_path: Path
     assert 2 * SIZE <= received(tmp_path)["n-0"] < 2.1 * SIZE
 
 
-def test_a_folder_of_an_older_gpujobs(tmp_path: Path) -> None:
+def test_a_folder_of_an_older_gpujobs_has_no_transfers(tmp_path: Path) -> None:
     assert read_history(tmp_path).transfers is None

@@ -139,7 +139,9 @@ def test_the_number_of_gpus_may_be_left_out(home: Path) -> None:
         ({"workers_per_gpu": 2}, ["`workers.workers_per_gpu`"]),
     ],
 )  # fmt: skip
-def test_errors(home: Path, wrong: dict[str, Any], words: list[str]) -> None:
+def test_contradicting_sizes_of_workers_are_refused(
+    home: Path, wrong: dict[str, Any], words: list[str]
+) -> None:
     error = error_of(home, wrong)
     for word in words:
         assert word in error
