@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
+from gpujobs.cli.plan_text import plan_text
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.errors import InputError
-from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
+from gpujobs.planning.limits import JobLimit, QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render
 
 from ..support.each import each
@@ -481,3 +482,44 @@ def test_setup_that_is_no_bash(home: Path) -> None:
         make_cluster_plan(spec)
     for setup in ("shopt -s extglob\nls !(x)", "if true; then :; fi", ""):
         make_cluster_plan(make_spec(home, {"gpus": 0, "environment": {"setup": setup}}, "local"))
+
+
+def test_gpus_that_are_no_whole_jobs_get_the_two_nearest_numbers(home: Path) -> None:
+    assert "gpus: 4 or 8" in error_of(home, "gpus: 6\ngpus_per_job: 4\n")
+    assert "gpus: 4 or 8" in error_of(home, "gpus: 7\ngpus_per_job: 4\n")
+
+
+def test_a_limit_that_others_fill_leaves_no_job() -> None:
+    place = ("queues", "gpu", "max_jobs")
+    assert JobLimit(2, place, others=3).most_jobs == 0
+    assert JobLimit(8, place, others=1, gpus=2).most_jobs == 3
+
+
+def test_a_key_of_a_queue_comes_before_the_same_name_of_another(home: Path) -> None:
+    queue = "gpus_per_node: 4, cpus_per_node: 64, memory_per_node: 480GiB"
+    (home / "s.yaml").write_text(
+        f"description: test\nscheduler: slurm\nqueues:\n  short: {{name: gpu, {queue}, max_walltime: 1h}}\n"
+        f"  gpu: {{{queue}, max_walltime: 1d}}\n"
+    )
+    assert made_plan(home, "gpus: 1\nqueue: gpu\nwalltime: 10m\n").groups[0].queue == "gpu"
+
+
+def test_the_text_of_a_plan_says_where_the_head_is_and_what_each_worker_has(home: Path) -> None:
+    text = plan_text(made_plan(home, "gpus: 4\n"), "svd-0000")
+    assert "in the job that starts first\n" in text and "of a GPU" not in text
+    shared = "gpus: 4\nworkers: {workers_per_gpu: 2}\n"
+    assert "1/2 of a GPU" in plan_text(made_plan(home, shared), "svd-0000")
+    own = "gpus: 4\nhead: {cpus: 2, memory: 4GiB, queue: cpu}\n"
+    (home / "s.yaml").write_text(
+        f"{SLURM}  \n".replace(
+            "defaults", "  cpu: {cpus_per_node: 8, memory_per_node: 32GiB}\ndefaults"
+        )
+    )
+    plan = made_plan(home, own)
+    assert plan.head and plan.head.shape.jobs == 1
+    assert "in a job of its own\n" in plan_text(plan, "svd-0000")
+
+
+def test_workers_of_two_gpus_do_not_share_them(home: Path) -> None:
+    message = error_of(home, "gpus: 4\nworkers: {gpus_per_worker: 2, workers_per_gpu: 2}\n")
+    assert "which exclude each other" in message

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.config import hints
+from gpujobs.config.document import read
 from gpujobs.config.hints import WORDS
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.profile import Profile, Workers
@@ -310,3 +311,12 @@ def test_a_key_of_the_site_in_a_queue_belongs_outside(home: Path, word: str) -> 
     name = word.partition(":")[0]
     hint = f"hint: `{name}` is for the whole site: write it outside of `queues`"
     assert hint in error_of(home, "gpus: 1\n")
+
+
+def test_values_are_nested_as_deep_as_the_limit_and_no_deeper(home: Path) -> None:
+    (home / "deep.yaml").write_text(f"a: {'[' * 20}{']' * 20}\n")
+    assert read(home / "deep.yaml").items["a"]
+    for text in (f"a: {'[' * 21}{']' * 21}\n", f"{'{a: ' * 22}1{'}' * 22}\n"):
+        (home / "deep.yaml").write_text(text)
+        with pytest.raises(InputError, match="nested more than 20 deep"):
+            read(home / "deep.yaml")

@@ -600,3 +600,23 @@ def test_one_class_serves_both() -> None:
 
     for name in ("pbs", "torque"):
         assert class_for(name, gpujobs.GPUJobQueueCluster) is gpujobs.GPUPBSCluster
+
+
+def test_a_member_that_ended_before_its_array_was_deleted_keeps_its_end() -> None:
+    deleted = {"job_state": "F", "substate": 91}
+    for state in ("F", "X"):
+        ended = {"job_state": state, "substate": 92, "Exit_status": 0}
+        assert members_of(deleted, m0=ended)[0] == members_of({"job_state": "B"}, m0=ended)[0]
+    assert (
+        members_of(deleted, m0={"job_state": "F", "substate": 92, "Exit_status": 3})[0] == "FAILED"
+    )
+
+
+def test_an_answer_about_another_job_says_nothing_of_this_one() -> None:
+    def found_nothing(*words: str) -> bool:
+        return PBS_.found_nothing(
+            CommandResult(("qstat", *words), 153, "", "qstat: Unknown Job Id 1.srv\n")
+        )
+
+    assert found_nothing("1") and found_nothing("-x", "1")
+    assert not found_nothing("2") and not found_nothing("1", "2")
