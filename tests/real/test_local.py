@@ -106,6 +106,7 @@ def test_a_removed_folder_leaves_the_list(local: Cli) -> None:
     assert local("status", second).returncode == 4
 
 
+@pytest.mark.slow
 def test_only_processes_of_dask_import_from_the_archive(local: Cli) -> None:
     local.write(
         "where.py",
@@ -120,6 +121,7 @@ def test_only_processes_of_dask_import_from_the_archive(local: Cli) -> None:
     assert json.loads(local("logs", cluster).stdout) == [True, True, False]
 
 
+@pytest.mark.slow
 def test_auto_takes_the_free_gpus(local: Cli) -> None:
     local.write("who.py", WHO)
     profile = with_gpus(local, 4, busy="1") | {"gpus": "auto", "start_workers": 3}
@@ -369,6 +371,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
     local.write("eat.py", HUNGRY)
     profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "eat.py"]}

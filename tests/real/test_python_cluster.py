@@ -390,6 +390,7 @@ def test_a_refusal_in_the_constructor_leaves_nothing(
     assert not list((home / ".gpujobs").iterdir())
 
 
+@pytest.mark.slow
 def test_a_job_cancelled_from_outside_is_replaced(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:

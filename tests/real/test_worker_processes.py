@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ..conftest import slow_variant
 from ..support.cli import text_of
 from ..support.owner import backend, make, site  # noqa: F401
 from ..support.processes import patience, processes_with, until
@@ -249,7 +248,8 @@ def preloaded() -> str | None:
     return os.environ.get("PRELOADED")
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+@pytest.mark.slow
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 def test_the_users_configuration_of_dask_counts_in_jobs(
     make: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch, worker_class: str
 ) -> None:
