@@ -163,7 +163,7 @@ def tests_of_lines(folder: Path, processes: int) -> dict[tuple[str, int], list[s
     of_file: dict[str, Counter[str]] = defaultdict(Counter)
     for path, file in json.loads((folder / "lines.json").read_text())["files"].items():
         for line, contexts in file["contexts"].items():
-            tests = {one.partition("|")[0] for one in contexts} - failed
+            tests = {one.rpartition("|")[0] for one in contexts} - failed
             lines[path, int(line)] = tests
             of_file[path].update(tests)
     breadth = Counter(test for tests in lines.values() for test in tests)
