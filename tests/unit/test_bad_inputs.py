@@ -498,10 +498,12 @@ def test_a_limit_that_others_fill_leaves_no_job() -> None:
 def test_a_key_of_a_queue_comes_before_the_same_name_of_another(home: Path) -> None:
     queue = "gpus_per_node: 4, cpus_per_node: 64, memory_per_node: 480GiB"
     (home / "s.yaml").write_text(
-        f"description: test\nscheduler: slurm\nqueues:\n  short: {{name: gpu, {queue}, max_walltime: 1h}}\n"
+        "description: test\nscheduler: slurm\nqueues:\n"
+        f"  short: {{name: gpu, {queue}, max_walltime: 1h, directives: [--qos=short]}}\n"
         f"  gpu: {{{queue}, max_walltime: 1d}}\n"
     )
-    assert made_plan(home, "gpus: 1\nqueue: gpu\nwalltime: 10m\n").groups[0].queue == "gpu"
+    group = made_plan(home, "gpus: 1\nqueue: gpu\nwalltime: 10m\n").groups[0]
+    assert "--qos=short" not in group.lines
 
 
 def test_the_text_of_a_plan_says_where_the_head_is_and_what_each_worker_has(home: Path) -> None:

@@ -346,6 +346,8 @@ def test_history_of_an_array_and_of_what_still_runs() -> None:
         ("Exited with exit code 1. The CPU time used is 0.1 seconds;\nTERM_ZOMBIE: job exited while LSF is not available;", "NODE_FAIL", 1),
         ("Exited with exit code 127. The CPU time used is 0.1 seconds;\n", "FAILED", 127),
         ("Exited with exit code 130. The CPU time used is 0.1 seconds;\n", "CANCELLED", 130),
+        ("Exited with exit code 143. The CPU time used is 0.1 seconds;\n", "CANCELLED", 143),
+        ("Exited with exit code 140. The CPU time used is 0.1 seconds;\n", "TIMEOUT", 140),
         ("Exited; TERM_ADMIN: job killed by root or LSF administrator;\n", "CANCELLED", None),
     ],
 )  # fmt: skip
