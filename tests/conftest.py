@@ -66,7 +66,8 @@ def pytest_collection_modifyitems(
     """Scale the time limits to the machine; mark as slow the tests that `make test` leaves out.
 
     On another batch scheduler than the first, `make test` has only the tests whose mark
-    ``conformance`` names it; `make slow` has those of Grid Engine, and `make variants` those of the fakes.
+    ``conformance`` names it; `make slow` has those of Grid Engine and those that it names with ``slow``, and
+    `make variants` the rest of the fakes.
     """
     at_site = bool(config.getoption("--site"))
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
@@ -81,7 +82,7 @@ def pytest_collection_modifyitems(
         conformance = item.get_closest_marker("conformance")
         if name != BACKENDS[0] and not (conformance and name in (SITE, *conformance.args)):
             item.add_marker(pytest.mark.slow)
-            if name in FAKES:
+            if name in FAKES and not (conformance and name in conformance.kwargs.get("slow", ())):
                 item.add_marker(pytest.mark.variant)
     yield  # to the option -m
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -90,17 +91,28 @@ def pytest_collection_modifyitems(
 
 
 def waiting_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:
-    """Move the tests with the mark ``waits`` to the front of the tests of every second process.
+    """Begin with the tests that wait: those with the mark ``waits`` in every second process, then those of tests/real.
 
     ``--dist worksteal`` gives each process a part of the list. A test of minutes that began late would be the last one,
-    alone; in all processes at once, they would leave the CPUs idle.
+    alone; in all processes at once, they would leave the CPUs idle. Tests of real clusters wait, too: each process has
+    some of their files, and then short tests, of which others take the last ones.
     """
     waiting = [item for item in items if item.get_closest_marker("waits")]
-    others = iter([item for item in items if not item.get_closest_marker("waits")])
+    short: list[pytest.Item] = []
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("waits"):
+            real = item.path.parent.name == "real"
+            (files.setdefault(item.path, []) if real else short).append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    for file in sorted(files.values(), key=len, reverse=True):
+        min(shares, key=len).extend(file)
+    others = iter(short)
     found: list[pytest.Item] = []
-    for number in range(processes):
+    for number, share in enumerate(shares):
         size = (len(items) - len(found)) // (processes - number)
-        part = waiting[number // 2 :: (processes + 1) // 2] if number % 2 == 0 else []
+        begin = waiting[number // 2 :: (processes + 1) // 2] if number % 2 == 0 else []
+        part = [*begin, *share]
         found += [*part, *itertools.islice(others, max(0, size - len(part)))]
     return [*found, *others]
 

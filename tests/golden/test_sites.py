@@ -134,6 +134,7 @@ def test_every_queue_has_a_request(name: str) -> None:
     assert titles == list(load_site(name).site.queues)
 
 
+@pytest.mark.slow
 def test_bash_and_shellcheck_accept_the_scripts(tmp_path: Path) -> None:
     """shellcheck reads the last script of each site: they differ in the setup and the directives."""
     last = []

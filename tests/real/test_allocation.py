@@ -134,7 +134,8 @@ def test_grid_engine_starts_each_node_and_ends_it(
     until(lambda: not processes_with(cluster), 15)
 
 
-@pytest.mark.parametrize("end", ["run", slow_variant("cancel")])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["run", "cancel"])
 def test_lsf_starts_each_node_and_ends_it(lsf_backend: FakeBackend, home: Path, end: str) -> None:
     """`blaunch HOST` starts each node."""
     cli = make_cli(lsf_backend, home, "ordinary")
@@ -156,6 +157,7 @@ def test_lsf_starts_each_node_and_ends_it(lsf_backend: FakeBackend, home: Path, 
     until(lambda: not processes_with(cluster), 15)
 
 
+@pytest.mark.slow
 def test_one_node_needs_no_launcher(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({**PROFILE, "gpus": 4}, "--wait")
     names = [f"{cluster}-0-{gpu}" for gpu in range(4)]
@@ -168,9 +170,8 @@ def test_one_node_needs_no_launcher(cli: Cli, backend: SlurmBackend) -> None:
     backend.wait_empty(20, cluster)
 
 
-@pytest.mark.parametrize(
-    "killed", ["node", slow_variant("supervisor"), slow_variant("launcher"), slow_variant("cancel")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["node", "supervisor", "launcher", "cancel"])
 def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, killed: str) -> None:
     cli.write("sleep.py", SLEEP)
     cluster = cli.submit({**PROFILE, "run": ["python", "sleep.py", "600"]})
@@ -203,6 +204,7 @@ def one_gpu(backend: SlurmBackend) -> dict[str, Any]:
     return {"main": backend.site()["queues"]["main"] | {"gpus_per_node": 1}}
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 def test_it_grows_by_jobs_of_its_shape(cli: Cli, backend: SlurmBackend, home: Path) -> None:
     site = json.loads((home / "sites" / "here.yaml").read_text())

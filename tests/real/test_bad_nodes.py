@@ -13,7 +13,7 @@ import pytest
 
 import gpujobs
 
-from ..conftest import make_cli
+from ..conftest import make_cli, slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.on_slurm import backend  # noqa: F401
@@ -82,7 +82,7 @@ echo "[$now] NVRM: Xid (PCI:0000:09:00): 79, GPU has fallen off the bus."
             "export FAKE_NVML_ECC=0,2,0,0 FAKE_NVML_REMAPPED=0/0/0/0,0/1/1/0,0/3/0/0,0/0/0/0",
             "uncorrected ECC errors at 0000:01:00 (2); remapped rows at 0000:01:00 (1, pending); Xid 48 at 0000:01:00",
         ),
-        (
+        slow_variant(
             "export FAKE_NVML_LOST=2,3",
             "2 of 4 GPUs visible (GPU is lost); Xid 48 at 0000:01:00; Xid 79 at 0000:09:00",
         ),

@@ -77,7 +77,8 @@ def test_each_worker_runs_near_its_gpu(
     assert local("cancel", cluster).returncode == 0
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+@pytest.mark.slow
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 def test_a_worker_keeps_to_the_cpus_of_its_job(
     local: Cli, cpus: tuple[int, int], worker_class: str
 ) -> None:

@@ -139,6 +139,7 @@ def test_workers_are_those_that_plan_promised(
     )
 
 
+@pytest.mark.slow
 def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
     site = str(cli.write("s.yaml", cli.site | {"defaults": {"walltime": "10m"}}))
     profile = cli.write("p.yaml", {"gpus": 2, "gpus_per_job": 1})
@@ -179,6 +180,7 @@ def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
     assert f"GPUJOBS_CLUSTER={cluster}" in seen
 
 
+@pytest.mark.slow
 def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
     profile = {
         "gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "who.py"], "env": {"WANTED": "2"},
@@ -346,6 +348,7 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
     assert re.match(r"the dask scheduler on \S+ ended \(exit code 137\)", found["reason"])
 
 
+@pytest.mark.slow
 @pytest.mark.stub(others=True)
 def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ..conftest import slow_variant
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli
 from ..support.on_slurm import backend  # noqa: F401
@@ -86,13 +85,14 @@ def test_from_here(
     assert found["state"] == state and result in found["result"] and found["remedy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setup", "name", "result", "remedy"),
     [
         ("mkdir -p $HOME/b/dask_cuda; echo 'raise ImportError(\"no cuda.bindings\")' > $HOME/b/dask_cuda/__init__.py; "
          "export PYTHONPATH=$HOME/b:$PYTHONPATH", "job", "no cuda.bindings", "dask-cuda[cu12]"),
-        slow_variant("export FAKE_NVML_GPUS=0", "job", "ended", ""),
-        slow_variant("export TMPDIR=/proc", "job", "", ""),
+        ("export FAKE_NVML_GPUS=0", "job", "ended", ""),
+        ("export TMPDIR=/proc", "job", "", ""),
     ],
     ids=["no-dask-cuda", "no-gpu", "no-scratch"],
 )  # fmt: skip

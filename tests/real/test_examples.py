@@ -201,6 +201,7 @@ def test_an_array_that_is_larger_than_memory(local: Cli) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_script_of_dask_mpi(slurm_backend: SlurmBackend, home: Path) -> None:
     if why := mpi.missing():

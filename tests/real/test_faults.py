@@ -158,6 +158,7 @@ def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
     assert list((local.home / ".gpujobs").iterdir()) == [] and local("status", "--all").stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.stub
 def test_a_worker_that_does_not_register_ends_the_cluster(local: Cli) -> None:

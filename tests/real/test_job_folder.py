@@ -57,7 +57,7 @@ def wait_for_end(folder: Path) -> None:
     until(ended.exists, 120, lambda: "\n".join(path.read_text() for path in logs.glob("*.log")))
 
 
-@pytest.mark.conformance("pbs", "lsf")
+@pytest.mark.conformance(slow=("pbs", "lsf"))
 @pytest.mark.stub(others=True)
 def test_a_copy_submitted_by_hand(cli: Cli, backend: Backend) -> None:
     """The same profile, submitted by gpujobs, has the same result."""

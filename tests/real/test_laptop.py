@@ -182,6 +182,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 def test_a_lost_tunnel_is_opened_again(laptop: Cli, node: LoginNode) -> None:
     """The tunnel is opened again when the connection is lost; the cluster does not end with it."""
@@ -355,6 +356,7 @@ BLOCK
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_of_python_opens_its_tunnel_again(
     laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
 ) -> None:
@@ -376,6 +378,7 @@ def test_a_cluster_of_python_opens_its_tunnel_again(
     assert laptop.status(lines[1])["state"] == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_a_killed_ssh_leaves_one_whole_cluster_or_none(
     laptop: Cli, node: LoginNode, slurm_backend: SlurmBackend
 ) -> None:

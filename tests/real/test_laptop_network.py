@@ -102,9 +102,8 @@ SHELLS = ["/bin/bash", "/bin/dash", "/bin/tcsh", "/usr/bin/fish", "/bin/zsh"]
 
 
 # -- the account on the login node -----------------------------------------------------------------
-@pytest.mark.parametrize(
-    "shell", ["/bin/tcsh", *map(slow_variant, SHELLS[:2]), *map(slow_variant, SHELLS[3:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", SHELLS)
 def test_another_account_runs_a_program(boot: Boot, shell: str) -> None:
     """Another user than on the laptop, with a home with spaces, a banner, and modules of the user in the home."""
     if not Path(shell).exists():
@@ -420,6 +419,7 @@ def seen_by(user: str) -> Iterator[list[str]]:
         seen.append(out.decode(errors="replace"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_other_users_of_the_login_node_see_nothing(boot: Boot, slurm_backend: SlurmBackend) -> None:
     """They see nothing of a submission and of a tunnel: in the list of processes, in files, and at ports."""

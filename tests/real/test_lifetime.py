@@ -32,6 +32,7 @@ print("ended")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.filterwarnings("default")
 def test_a_cluster_without_tasks_ends(cli: Cli, backend: Backend) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import local_cli, slow_variant
+from ..conftest import local_cli
 from ..support.cli import NVML, ROOT, Cli
 from ..support.processes import patience, processes_with, until
 from .programs import SLEEP, WHO
@@ -106,6 +106,7 @@ def test_a_removed_folder_leaves_the_list(local: Cli) -> None:
     assert local("status", second).returncode == 4
 
 
+@pytest.mark.slow
 def test_only_processes_of_dask_import_from_the_archive(local: Cli) -> None:
     local.write(
         "where.py",
@@ -120,6 +121,7 @@ def test_only_processes_of_dask_import_from_the_archive(local: Cli) -> None:
     assert json.loads(local("logs", cluster).stdout) == [True, True, False]
 
 
+@pytest.mark.slow
 def test_auto_takes_the_free_gpus(local: Cli) -> None:
     local.write("who.py", WHO)
     profile = with_gpus(local, 4, busy="1") | {"gpus": "auto", "start_workers": 3}
@@ -227,8 +229,9 @@ def test_a_job_leaves_before_its_walltime(local: Cli) -> None:
     assert time.monotonic() - started < 300  # not the time of `run`, 600 s
 
 
-@pytest.mark.parametrize("protocol", ["tcp", slow_variant("ws")])
-@pytest.mark.parametrize("encryption", [True, slow_variant(False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["tcp", "ws"])
+@pytest.mark.parametrize("encryption", [True, False])
 def test_each_protocol_connects_all_workers(local: Cli, protocol: str, encryption: bool) -> None:
     site = {
         "description": "x",
@@ -282,6 +285,7 @@ def test_secrets_are_nowhere(local: Cli) -> None:
     local("cancel", cluster)
 
 
+@pytest.mark.slow
 def test_another_certificate_is_refused(local: Cli) -> None:
     setup = {"setup": "sleep 600", "python": sys.executable}  # only its certificate is used
     one = local.submit({"gpus": 0, "environment": setup}, name="one.yaml")
@@ -299,6 +303,7 @@ def test_another_certificate_is_refused(local: Cli) -> None:
     until(lambda: not any(processes_with(cluster) for cluster in clusters), 15)
 
 
+@pytest.mark.slow
 def test_logs_have_no_control_characters(local: Cli) -> None:
     cluster = local.submit(
         {
@@ -366,6 +371,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
     local.write("eat.py", HUNGRY)
     profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "eat.py"]}
@@ -480,6 +486,7 @@ def test_jobs_have_no_warning_of_ucx(local: Cli) -> None:
     assert local("logs", local.submit(own, "--wait")).stdout == "y\n"
 
 
+@pytest.mark.slow
 def test_a_program_without_a_client_or_with_its_own_workers_is_reported(local: Cli) -> None:
     note = "run: connected no client, so its workers had no task; Client() connects to them"
     done = local("submit", str(local.write("p.yaml", {"gpus": 0, "run": "echo here"})), "--wait")

@@ -70,6 +70,7 @@ def test_one_of_the_jobs_never_starts(cli: Cli, backend: Backend) -> None:
     backend.wait_empty(30)
 
 
+@pytest.mark.slow
 @on_slurm
 @pytest.mark.stub
 def test_a_node_that_cannot_launch_is_named(cli: Cli, backend: SlurmBackend) -> None:

@@ -261,7 +261,9 @@ def test_on_this_machine_there_may_be_more_ranks_than_cores(
     ],
     ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
 )
-def test_script_in_all_ranks(cli: Cli, backend: SlurmBackend, module: str, keywords: str) -> None:
+def test_a_script_runs_in_all_ranks(
+    cli: Cli, backend: SlurmBackend, module: str, keywords: str
+) -> None:
     cli.write("all.py", SCRIPT.format(module=module, keywords=keywords, end="pass"))
     profile = {
         **PROFILE,
@@ -502,7 +504,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("kind", "what"), [("idle", "tasks"), ("client", "clients")], ids=["idle", "client"]
 )
-def test_end_without_work(cli: Cli, backend: SlurmBackend, kind: str, what: str) -> None:
+def test_a_cluster_of_mpi_ends_without_work(
+    cli: Cli, backend: SlurmBackend, kind: str, what: str
+) -> None:
     seconds = math.ceil(patience(8))
     times = {"idle_timeout": "1h", "client_timeout": "1h", f"{kind}_timeout": f"{seconds}s"}
     cluster = cli.submit({**PROFILE, **times})

@@ -179,6 +179,7 @@ def test_the_limit_of_the_site_ends_a_cluster_without_tasks(
 
 
 # -- bounded submission ----------------------------------------------------------------------------
+@pytest.mark.slow
 def test_jobs_that_exit_with_0_before_their_workers_connect(
     make: Callable[..., Any], home: Path
 ) -> None:
@@ -250,6 +251,7 @@ exit 0
 """
 
 
+@pytest.mark.slow
 def test_a_job_with_connected_workers_is_never_given_up(
     make: Callable[..., Any], home: Path, backend: SlurmBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +327,7 @@ printf '%s\\n' "$script" | REAL "$@"
 """
 
 
+@pytest.mark.slow
 def test_adapt_submits_what_the_batch_scheduler_accepts(
     make: Callable[..., Any], home: Path, backend: SlurmBackend
 ) -> None:
@@ -547,7 +550,8 @@ def test_a_new_event_loop_for_each_test(site: Callable[..., str], home: Path) ->
         asyncio.run(one())
 
 
-@pytest.mark.parametrize("state", ["pending", slow_variant("starting")])
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["pending", "starting"])
 def test_owner_killed_before_its_workers_register(
     site: Callable[..., str], home: Path, backend: SlurmBackend, state: str
 ) -> None:

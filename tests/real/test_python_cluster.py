@@ -206,6 +206,7 @@ def test_the_dask_configuration_is_in_the_script(make: Callable[..., Any]) -> No
     )  # the site's: the 30 minutes that dask-jobqueue ships are nobody's wish
 
 
+@pytest.mark.slow
 def test_an_asynchronous_cluster_scales_and_computes(
     site: Callable[..., str], backend: SlurmBackend
 ) -> None:
@@ -389,6 +390,7 @@ def test_a_refusal_in_the_constructor_leaves_nothing(
     assert not list((home / ".gpujobs").iterdir())
 
 
+@pytest.mark.slow
 def test_a_job_cancelled_from_outside_is_replaced(
     make: Callable[..., Any], backend: SlurmBackend
 ) -> None:
@@ -599,6 +601,7 @@ def test_a_dead_job_is_known_soon(make: Callable[..., Any]) -> None:
     until(lambda: "FAILED" in [job["phase"] for job in cluster.jobs], 5, every=0.05)
 
 
+@pytest.mark.slow
 def test_the_lease_is_renewed_while_the_heads_job_waits(
     make: Callable[..., Any], backend: SlurmBackend, home: Path
 ) -> None:
@@ -618,6 +621,7 @@ def test_the_lease_is_renewed_while_the_heads_job_waits(
 
 
 # -- the dask scheduler in a job -----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=2, scheduler="job", scheduler_options=None)
     assert cluster.jobs[0]["head"]
@@ -704,6 +708,7 @@ def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[...,
     until(lambda: len(cluster.observed) == 2, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 def test_the_command_scale_adds_and_removes_jobs(
     site: Callable[..., str], home: Path, backend: SlurmBackend

@@ -17,7 +17,6 @@ from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.deploy.cluster import class_for
 from gpujobs.errors import JobFailedError, RefusedError
 
-from ..conftest import slow_variant
 from ..support.backend import Backend
 from ..support.cli import text_of
 from ..support.processes import patience, processes_with, until
@@ -77,7 +76,7 @@ def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> Non
 
 
 @pytest.mark.slow
-def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
+def test_a_broken_environment_is_told(make: Callable[..., Any]) -> None:
     cluster = make(site={"setup": "echo broken on purpose; exit 3"})
     cluster.scale(2)
     with pytest.raises(JobFailedError, match="broken on purpose"):
@@ -85,7 +84,7 @@ def test_f1_broken_environment_is_told(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.conformance("sge", "pbs")
-def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_refused_submission_raises(make: Callable[..., Any], backend: Backend) -> None:
     queue = {**backend.site()["queues"]["main"], "name": "nosuch"}
     cluster = make(site={"queues": {"nosuch": queue}})
     with pytest.raises(RefusedError, match=r"nosuch|queue"):
@@ -94,7 +93,7 @@ def test_f2_refused_submission_raises(make: Callable[..., Any], backend: Backend
 
 
 @pytest.mark.slow
-def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=1)
     cluster.scale(2)
     cluster.wait_for_workers(2, timeout=patience(120))
@@ -103,7 +102,9 @@ def test_f3_cancelled_job_is_replaced(make: Callable[..., Any], backend: Backend
 
 
 @pytest.mark.slow
-def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_batch_scheduler_that_is_away_delays_a_scale_only(
+    make: Callable[..., Any], backend: Backend
+) -> None:
     cluster = make(gpus_per_job=1)
     with away(backend, 12):
         cluster.scale(2)
@@ -111,7 +112,8 @@ def test_f6_away_during_scale(make: Callable[..., Any], backend: Backend) -> Non
     assert len([line for line in backend.queue() if cluster.id in line]) == 2
 
 
-@pytest.mark.parametrize("how", ["cancelled", slow_variant("killed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cancelled", "killed"])
 def test_a_head_that_goes_while_its_owner_lives(
     make: Callable[..., Any], backend: Backend, how: str, capfd: Any, caplog: Any
 ) -> None:

@@ -45,6 +45,7 @@ def hold(n: int) -> str:
     return str(get_worker().name)
 
 
+@pytest.mark.slow
 def test_groups_are_scaled_by_name(make: Callable[..., Any], home: Path) -> None:
     cluster = make(groups=GROUPS)
     assert calls(home, "sbatch") == 0  # no group says with how many workers it starts

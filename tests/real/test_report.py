@@ -183,6 +183,7 @@ with open(f"spent-{sys.argv[1]}-{bool(pid)}", "w") as file:
 LOADS = ("cpu", "memory", "idle")
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 @pytest.mark.slurm
 @pytest.mark.waits

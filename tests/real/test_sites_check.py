@@ -75,7 +75,7 @@ def test_each_difference_of_a_site_is_a_finding(cli: Cli, backend: Backend) -> N
     assert backend.queue() == []
 
 
-@pytest.mark.conformance("pbs", "torque")
+@pytest.mark.conformance(slow=("pbs", "torque"))
 @pytest.mark.parametrize("backend", ["slurm", "sge", "pbs", "torque"], indirect=True)
 def test_a_draft_runs_a_job_unchanged(cli: Cli, backend: Backend) -> None:
     done = cli("sites", "init", "--scheduler", backend.name, "-o", "drafted.yaml")

@@ -50,8 +50,9 @@ def states(record: dict[str, Any]) -> dict[str, str]:
     return {line["key"]: line["state"] for line in record["marked"]}
 
 
+@pytest.mark.slow
 @pytest.mark.waits
-@pytest.mark.conformance("sge")
+@pytest.mark.conformance
 def test_all_trials(cli: Cli, backend: Backend) -> None:
     path = marked_site(cli, "good")
     before = listed(cli, "good")["not_verified"]

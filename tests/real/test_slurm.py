@@ -92,7 +92,7 @@ def test_worker_job_that_cannot_reach_the_head_names_both_hosts(
 
 
 @pytest.mark.slow
-def test_interface_that_is_not_there(cli: Cli, backend: SlurmBackend) -> None:
+def test_an_interface_that_is_not_there_is_named(cli: Cli, backend: SlurmBackend) -> None:
     done = cli(
         "submit", str(cli.write("p.yaml", {"gpus": 1, "network": {"interface": "ib7"}})), "--wait"
     )

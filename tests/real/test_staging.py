@@ -16,7 +16,6 @@ import pytest
 import gpujobs
 from gpujobs.errors import JobFailedError
 
-from ..conftest import slow_variant
 from ..support.owner import backend, site  # noqa: F401
 from ..support.processes import patience, until
 
@@ -110,10 +109,11 @@ def test_a_later_job_uses_the_copy_and_a_new_tarball_is_unpacked(
         cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        slow_variant(b"this is no tarball", "tar: This does not look like a tar archive"),
+        (b"this is no tarball", "tar: This does not look like a tar archive"),
         (None, "No such file or directory"),
     ],
 )

@@ -91,6 +91,7 @@ def shapes(folder: Path, names: dict[str, str], head: int) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker_class", ["cuda", pytest.param("nanny", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 def test_files_are_those_of_dask(backend: Backend, shared_folder: Path, worker_class: str) -> None:

@@ -255,6 +255,7 @@ with Client() as client:
 """
 
 
+@pytest.mark.slow
 def test_watch(local: Cli) -> None:
     local.write("work.py", WORK)
     workers = {"memory": "1GiB", "threads": 1}
@@ -281,6 +282,7 @@ def test_no_color(local: Cli) -> None:
             assert ("\x1b[32m" in window.screen) is coloured
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_why_a_job_waits(slurm_backend: SlurmBackend, home: Path) -> None:
     """On a real Slurm, whose reason is in both views until the job starts."""

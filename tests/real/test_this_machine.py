@@ -167,15 +167,16 @@ def options(**others: Any) -> dict[str, Any]:
     return {"quiet": True, "memory_limit": "1GiB", "dashboard_address": "127.0.0.1:0", **others}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("machine")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("scheduler", "protocol"),
     [
         ("local", "ucxx"),
-        slow_variant("job", "ucxx"),
-        slow_variant("local", "ws"),
-        slow_variant("job", "wss"),
+        ("job", "ucxx"),
+        ("local", "ws"),
+        ("job", "wss"),
     ],
 )
 def test_a_python_cluster_is_on_the_loopback_interface(scheduler: str, protocol: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ..conftest import slow_variant
 from ..support.cli import text_of
 from ..support.owner import backend, make, site  # noqa: F401
 from ..support.processes import patience, processes_with, until
@@ -134,10 +133,11 @@ def test_variables_that_libraries_read_when_they_are_loaded(
     assert not worker["modules"]  # pandas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configured", "message"),
     [
-        slow_variant({"worker": {"multiprocessing-method": "spawn"}}, ""),
+        ({"worker": {"multiprocessing-method": "spawn"}}, ""),
         ({"nanny": {"pre-spawn-environ": {"MALLOC_ARENA_MAX": 2}}}, "MALLOC_ARENA_MAX"),
     ],
 )
@@ -218,7 +218,8 @@ def start_processes(method: str) -> list[object]:
     return [process.exitcode, waiting.exitcode, squares, pids == {os.getpgid(0)}]
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+@pytest.mark.slow
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 def test_tasks_start_processes_in_each_way_once_workers_are_not_daemons(
     make: Callable[..., Any], home: Path, worker_class: str
 ) -> None:
@@ -247,7 +248,8 @@ def preloaded() -> str | None:
     return os.environ.get("PRELOADED")
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
+@pytest.mark.slow
+@pytest.mark.parametrize("worker_class", ["cuda", "nanny"])
 def test_the_users_configuration_of_dask_counts_in_jobs(
     make: Callable[..., Any], home: Path, monkeypatch: pytest.MonkeyPatch, worker_class: str
 ) -> None:

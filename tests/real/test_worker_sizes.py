@@ -149,6 +149,7 @@ def test_one_worker_too_many_on_a_gpu_ends_the_cluster(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 def test_keywords(backend: SlurmBackend, make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_worker=2, gpus_per_job=4, n_workers=2)
     cluster.wait_for_workers(2, timeout=patience(100))

@@ -388,6 +388,7 @@ def test_a_node_is_avoided(relative: RelativeOfLsf) -> None:
     assert list(relative.jobs()[0]["nodes"]) == ["node3"]
 
 
+@pytest.mark.slow
 def test_a_draft_of_a_relative_runs_a_job_unchanged(relative: RelativeOfLsf, home: Path) -> None:
     cli = make_cli(relative, home, "ordinary")
     done = cli("sites", "init", "--scheduler", "lsf", "-o", "drafted.yaml")

@@ -420,7 +420,7 @@ def test_torque_sets_in_a_job_what_it_set(
 
 
 # -- GPUs without a variable --------------------------------------------------------------------------
-@pytest.mark.conformance("pbs")
+@pytest.mark.conformance(slow=("pbs",))
 @pytest.mark.parametrize(
     ("backend", "changes"),
     [

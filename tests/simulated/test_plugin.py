@@ -129,6 +129,7 @@ with gpujobs.GPUJobQueueCluster.from_profile("p.yaml", quiet=True) as cluster:
 """
 
 
+@pytest.mark.slow
 def test_the_cluster_class_uses_a_plugin(demo: Demo) -> None:
     demo.write("p.yaml", PROFILE)
     keywords = {

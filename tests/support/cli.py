@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,21 @@ def without_dashboard(site: dict[str, Any]) -> dict[str, Any]:
     return site | {"defaults": {**site["defaults"], "network": {"dashboard": "off"}}}
 
 
+def run_gpujobs(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, python: str = sys.executable,
+    user: str | None = None, timeout: float = 180, stdin: str = "",
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run ``gpujobs ARGUMENTS`` to its end; in a fork, unless a variable is for the start of an interpreter."""
+    argv = [str(Path(python).parent / "gpujobs"), *arguments]
+    if env["LANG"] != "C.UTF-8" or any(map(_is_for_start, env)):
+        return run(argv, env=env, user=user, timeout=timeout, cwd=cwd, stdin=stdin)
+    request = {
+        "argv": argv, "env": dict(env), "cwd": str(cwd), "ids": ids_of(user), "umask": _umask(),
+        "seconds": math.ceil(patience(timeout)),
+    }  # fmt: skip
+    return _run_in_fork(python, request, stdin)
+
+
 class Cli:
     """The command line of one user. ``home`` is new and empty."""
 
@@ -121,17 +137,11 @@ class Cli:
     def __call__(
         self, *arguments: str, timeout: float = 180, stdin: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``gpujobs ARGUMENTS`` to its end; in a fork, unless a variable is for the start of an interpreter."""
-        argv, everything = [self.command, *arguments], {**self.env, **env}
-        if everything["LANG"] != "C.UTF-8" or any(map(_is_for_start, everything)):
-            return run(
-                argv, env=everything, user=self.user, timeout=timeout, cwd=self.work, stdin=stdin
-            )
-        request = {
-            "argv": argv, "env": everything, "cwd": str(self.work), "ids": ids_of(self.user), "umask": _umask(),
-            "seconds": math.ceil(patience(timeout)),
-        }  # fmt: skip
-        return _run_in_fork(self.python, request, stdin)
+        """Run ``gpujobs ARGUMENTS`` to its end."""
+        everything = {**self.env, **env}
+        return run_gpujobs(
+            arguments, env=everything, cwd=self.work, python=self.python, user=self.user, timeout=timeout, stdin=stdin
+        )  # fmt: skip
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         """Start ``gpujobs ARGUMENTS``."""

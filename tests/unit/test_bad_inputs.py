@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
+from gpujobs.cli.plan_text import plan_text
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.errors import InputError
-from gpujobs.planning.limits import QueuedJobs, job_limits, most_allowed
+from gpujobs.planning.limits import JobLimit, QueuedJobs, job_limits, most_allowed
 from gpujobs.planning.render import render
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 
@@ -25,7 +27,7 @@ from .support import SLURM, error_of, made_plan, make_spec
 @pytest.mark.parametrize(
     "bad", ["a\nb", "a\rb", "a\x1bb", "a\u2028b", "a\u0085b"], ids=["LF", "CR", "ESC", "LS", "NEL"]
 )
-def test_15_no_control_characters_anywhere(home: Path, key: str, bad: str) -> None:
+def test_a_control_character_is_refused_in_every_key(home: Path, key: str, bad: str) -> None:
     value: Any = {"directives": [f"--comment={bad}"], "run": ["echo", bad], "env": {"A": bad}, "workers.pre_import": [bad],
                   "workers.options": {"x": bad}}.get(key, bad)  # fmt: skip
     for part in reversed(key.split(".")[1:]):
@@ -46,21 +48,21 @@ def test_15_no_control_characters_anywhere(home: Path, key: str, bad: str) -> No
         r'site: "\e[31mred"',
     ],
 )
-def test_15_no_control_characters_in_messages(home: Path, text: str) -> None:
+def test_messages_have_no_control_characters(home: Path, text: str) -> None:
     (home / "p.yaml").write_text(f"gpus: 1\n{text}\n")
     site = [] if text.startswith("site") else ["--site", "s.yaml"]
     done = CliRunner().invoke(main, ["plan", "p.yaml", *site])
     assert done.exit_code == 2 and "red" in done.output and "\x1b" not in done.output
 
 
-def test_15_no_control_characters_of_a_site_in_messages(home: Path) -> None:
+def test_messages_have_no_control_characters_of_a_site(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("  gpu: {", r'  "\e[31mred": {'))
     (home / "p.yaml").write_text("gpus: 1\nqueue: blue\n")
     done = CliRunner().invoke(main, ["plan", "p.yaml", "--site", "s.yaml"])
     assert done.exit_code == 2 and "red" in done.output and "\x1b" not in done.output
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "A;x",
@@ -76,11 +78,11 @@ def test_15_no_control_characters_of_a_site_in_messages(home: Path) -> None:
         "BASH_FUNC_x",
     ],
 )
-def test_18_names_of_variables(home: Path, name: str) -> None:
+def test_a_wrong_name_of_a_variable_is_refused(home: Path, name: str) -> None:
     assert "svd.yaml" in error_of(home, {"gpus": 1, "env": {name: "1"}})
 
 
-def test_17_braces_are_not_templates(home: Path) -> None:
+def test_braces_are_no_templates(home: Path) -> None:
     text = render(
         made_plan(
             home,
@@ -100,11 +102,11 @@ def test_17_braces_are_not_templates(home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["-x", "a" * 41, "a b", "a/b", "ä", ""])
-def test_19_names_of_jobs(home: Path, name: str) -> None:
+def test_a_wrong_name_of_a_job_is_refused(home: Path, name: str) -> None:
     assert "up to 40 letters, digits and '-'" in error_of(home, {"gpus": 1, "name": name})
 
 
-def test_20_paths_with_spaces(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_with_spaces_arrives_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strange = home / "my #1 dir 50%"
     strange.mkdir()
     monkeypatch.setenv("HOME", str(strange))
@@ -122,14 +124,14 @@ def test_20_paths_with_spaces(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ jobs.__init__.__globals__ }}", "{{ bash.__base__ }}", "{{ env.update(a=1) }}",
      "{% set x = jobs.source.shape.__class__ %}{{ x.__name__ }}", "{{ cycler.__init__.__globals__.os }}"],
 )  # fmt: skip
-def test_21_templates_cannot_reach_python(home: Path, template: str) -> None:
+def test_a_template_cannot_reach_python(home: Path, template: str) -> None:
     (home / "templates").mkdir()
     (home / "templates" / "slurm.sh.j2").write_text(f"#!/bin/bash\n{template}\n")
     with pytest.raises(InputError, match=r"slurm\.sh\.j2:2"):
         render(made_plan(home, {"gpus": 1}), "svd-0000", site_folder=home)
 
 
-def test_22_undefined_variable_in_a_template(home: Path) -> None:
+def test_an_undefined_variable_in_a_template_is_named(home: Path) -> None:
     (home / "templates").mkdir()
     (home / "templates" / "slurm.sh.j2").write_text("#!/bin/bash\n\necho {{ walltimes }}\n")
     with pytest.raises(InputError, match=r"slurm\.sh\.j2:3:1: template: 'walltimes' is undefined"):
@@ -139,7 +141,7 @@ def test_22_undefined_variable_in_a_template(home: Path) -> None:
         render(made_plan(home, {"gpus": 1}), "svd-0000", site_folder=home)
 
 
-@pytest.mark.parametrize(
+@each(
     ("directive", "option"),
     [
         ("-pgpu", "partition"), ("--part=gpu", "partition"), ("-p gpu", "partition"), ("--partition gpu", "partition"), ("-t 1", "time"),
@@ -153,7 +155,9 @@ def test_22_undefined_variable_in_a_template(home: Path) -> None:
         ("--comment='x' --partition=gpu", "partition"), ("--signal=USR1", "signal"), ("-c 4", "cpus-per-task"), ("-M other", "cluster"),
     ],
 )  # fmt: skip
-def test_23_directives_that_override_managed_ones(home: Path, directive: str, option: str) -> None:
+def test_a_directive_that_overrides_a_managed_one_is_refused(
+    home: Path, directive: str, option: str
+) -> None:
     message = error_of(home, {"gpus": 1, "directives": ["--qos=high", directive]})
     assert option in message and "svd.yaml:" in message and directive in message
 
@@ -169,11 +173,11 @@ def test_23_directives_that_override_managed_ones(home: Path, directive: str, op
         "--exclude=n1",
     ],
 )
-def test_23_other_directives_are_allowed(home: Path, directive: str) -> None:
+def test_another_directive_is_allowed(home: Path, directive: str) -> None:
     assert made_plan(home, {"gpus": 1, "directives": [directive]}).groups[0].lines[-1] == directive
 
 
-def test_23_unbalanced_quote_in_a_directive(home: Path) -> None:
+def test_an_unbalanced_quote_in_a_directive_is_refused(home: Path) -> None:
     assert "is no directive" in error_of(home, {"gpus": 1, "directives": ["--comment='x"]})
 
 
@@ -189,7 +193,7 @@ def test_23_unbalanced_quote_in_a_directive(home: Path) -> None:
         ("gpus: 1\ngpu_type: h100\n", "gpu_type", "of no named type"),
     ],
 )
-def test_25_a_limit_of_the_queue_names_both_positions(
+def test_a_limit_of_the_queue_names_both_positions(
     home: Path, profile: str, limit: str, message: str
 ) -> None:
     error = error_of(home, profile)
@@ -208,7 +212,7 @@ queues:
 """
 
 
-def test_25_queues_with_different_reasons_have_no_line_in_common(home: Path) -> None:
+def test_queues_with_different_reasons_have_no_line_in_common(home: Path) -> None:
     (home / "s.yaml").write_text(QUEUES)
     error = error_of(home, "gpus: 4\nwalltime: 2h\n")
     assert re.search(
@@ -219,7 +223,7 @@ def test_25_queues_with_different_reasons_have_no_line_in_common(home: Path) -> 
     assert "svd.yaml:2:11: no queue fits:" in error and "`walltime`" not in error
 
 
-def test_25_hints_name_their_queue(home: Path) -> None:
+def test_a_hint_names_its_queue(home: Path) -> None:
     (home / "s.yaml").write_text(QUEUES.replace("4, max_walltime: 1h", "2, max_walltime: 1h"))
     error = error_of(home, "gpus: 8\nwalltime: 1h\ngpus_per_job: 8\n")
     assert "hint: for queue short: gpus_per_job: 2, or" in error
@@ -228,7 +232,7 @@ def test_25_hints_name_their_queue(home: Path) -> None:
     assert error.endswith("hint: `queue: short` runs CPU workers there anyway")
 
 
-def test_25_more_jobs_than_allowed(home: Path) -> None:
+def test_more_jobs_than_allowed_are_refused(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_jobs: 2"))
     message = error_of(home, "gpus: 12\n")
     assert "3 jobs; the queue allows 2 of one user" in message and "s.yaml:5" in message
@@ -246,7 +250,7 @@ def test_25_more_jobs_than_allowed(home: Path) -> None:
         ("gpu", 4, 4, ""),
     ],
 )
-def test_25_the_heads_own_job_counts_against_limits(
+def test_the_heads_own_job_counts_against_limits(
     home: Path, head: str | None, queue_limit: int, site_limit: int, error: str
 ) -> None:
     site = SLURM.replace("max_nodes: 1}", f"max_jobs: {queue_limit}}}\n  cpu: {{}}")
@@ -260,7 +264,7 @@ def test_25_the_heads_own_job_counts_against_limits(
     assert ("s.yaml:5:" if "max_jobs" in error else "s.yaml:8:") in message
 
 
-def test_25_another_queue_is_tried_if_there_are_too_many_jobs(home: Path) -> None:
+def test_another_queue_is_tried_if_there_are_too_many_jobs(home: Path) -> None:
     larger = "max_jobs: 2}\n  large: {gpus_per_node: 8}"
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", larger))
     assert made_plan(home, "gpus: 12\n").groups[0].queue == "large"
@@ -288,11 +292,11 @@ def test_most_jobs_within_all_limits(home: Path) -> None:
         ("layout: mpi\nhead: {cpus: 1}\n", "`head` has no meaning in `layout: mpi`"),
     ],
 )
-def test_26_keys_that_contradict_the_layout(home: Path, keys: str, error: str) -> None:
+def test_keys_that_contradict_the_layout_are_refused(home: Path, keys: str, error: str) -> None:
     assert error in error_of(home, f"gpus: 4\n{keys}")
 
 
-def test_27_the_default_gpus_per_job_is_within_max_gpus(home: Path) -> None:
+def test_the_default_gpus_per_job_is_within_max_gpus(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_gpus: 3"))
     for gpus, per_job in ((8, 2), (9, 3), (7, 1), (3, 3)):
         assert made_plan(home, f"gpus: {gpus}\n").groups[0].shape.gpus == per_job
@@ -300,7 +304,7 @@ def test_27_the_default_gpus_per_job_is_within_max_gpus(home: Path) -> None:
     assert "jobs of 4 GPUs; it allows 3 a job" in message and "gpus_per_job: 3" in message
 
 
-def test_27_mig_slices_are_jobs_of_one(home: Path) -> None:
+def test_a_job_has_one_mig_slice(home: Path) -> None:
     (home / "s.yaml").write_text(
         SLURM.replace("gpus_per_node: 4", "gpus_per_node: 28, max_gpus: 1")
     )
@@ -318,7 +322,7 @@ def test_27_mig_slices_are_jobs_of_one(home: Path) -> None:
         ("lsf", ["-n {cpus_per_job}", '-R "span[hosts=1]"', '-gpu "num={gpus_per_node}"'], "ptile"),
     ],
 )
-def test_28_a_request_for_one_node_and_a_job_of_two(
+def test_a_request_for_one_node_refuses_a_job_of_two(
     home: Path, scheduler: str, request_: list[str], hint: str
 ) -> None:
     lines = "".join(f"  - '{line}'\n" for line in request_)
@@ -335,7 +339,7 @@ def test_28_a_request_for_one_node_and_a_job_of_two(
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "torque", "lsf"])
-def test_28_built_in_requests_span_nodes(home: Path, scheduler: str) -> None:
+def test_built_in_requests_span_nodes(home: Path, scheduler: str) -> None:
     site = (
         SLURM.replace("slurm", scheduler)
         .replace("account:", "#")
@@ -345,7 +349,7 @@ def test_28_built_in_requests_span_nodes(home: Path, scheduler: str) -> None:
     assert made_plan(home, "gpus: 8\nlayout: mpi\n").groups[0].shape.nodes == 2
 
 
-def test_28_a_parallel_environment_of_several_nodes(home: Path) -> None:
+def test_a_parallel_environment_spans_several_nodes(home: Path) -> None:
     site = (
         SLURM.replace("slurm", "sge")
         .replace("account:", "#")
@@ -356,7 +360,7 @@ def test_28_a_parallel_environment_of_several_nodes(home: Path) -> None:
     assert made_plan(home, "gpus: 8\nlayout: mpi\n").groups[0].shape.nodes == 2
 
 
-def test_27_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None:
+def test_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None:
     large = "max_gpus: 2}\n  large: {gpus_per_node: 4}"
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", large))
     for gpus, queue, per_job in ((8, "large", 4), (2, "gpu", 2)):
@@ -368,7 +372,7 @@ def test_27_a_queue_for_large_jobs_comes_before_smaller_jobs(home: Path) -> None
 GPU_40 = SLURM.replace("gpus_per_node: 4,", "gpus_per_node: 4, gpu_memory: 40GiB,")
 
 
-@pytest.mark.parametrize(
+@each(
     ("profile", "message"),
     [
         ("gpus: 4\nworkers: {workers_per_gpu: 100000000}\n", "at most 100\n"),
@@ -386,7 +390,7 @@ def test_numbers_have_an_upper_bound(home: Path, profile: str, message: str) -> 
     assert message in error_of(home, profile) + "\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("workers", "message"),
     [
         ("rmm_pool_size: 60GiB", "pools of 60GiB on a GPU, which has 40GiB"),
@@ -478,3 +482,46 @@ def test_setup_that_is_no_bash(home: Path) -> None:
         make_cluster_plan(spec)
     for setup in ("shopt -s extglob\nls !(x)", "if true; then :; fi", ""):
         make_cluster_plan(make_spec(home, {"gpus": 0, "environment": {"setup": setup}}, "local"))
+
+
+def test_gpus_that_are_no_whole_jobs_get_the_two_nearest_numbers(home: Path) -> None:
+    assert "gpus: 4 or 8" in error_of(home, "gpus: 6\ngpus_per_job: 4\n")
+    assert "gpus: 4 or 8" in error_of(home, "gpus: 7\ngpus_per_job: 4\n")
+
+
+def test_a_limit_that_others_fill_leaves_no_job() -> None:
+    place = ("queues", "gpu", "max_jobs")
+    assert JobLimit(2, place, others=3).most_jobs == 0
+    assert JobLimit(8, place, others=1, gpus=2).most_jobs == 3
+
+
+def test_a_key_of_a_queue_comes_before_the_same_name_of_another(home: Path) -> None:
+    queue = "gpus_per_node: 4, cpus_per_node: 64, memory_per_node: 480GiB"
+    (home / "s.yaml").write_text(
+        "description: test\nscheduler: slurm\nqueues:\n"
+        f"  short: {{name: gpu, {queue}, max_walltime: 1h, directives: [--qos=short]}}\n"
+        f"  gpu: {{{queue}, max_walltime: 1d}}\n"
+    )
+    group = made_plan(home, "gpus: 1\nqueue: gpu\nwalltime: 10m\n").groups[0]
+    assert "--qos=short" not in group.lines
+
+
+def test_the_text_of_a_plan_says_where_the_head_is_and_what_each_worker_has(home: Path) -> None:
+    text = plan_text(made_plan(home, "gpus: 4\n"), "svd-0000")
+    assert "in the job that starts first\n" in text and "of a GPU" not in text
+    shared = "gpus: 4\nworkers: {workers_per_gpu: 2}\n"
+    assert "1/2 of a GPU" in plan_text(made_plan(home, shared), "svd-0000")
+    own = "gpus: 4\nhead: {cpus: 2, memory: 4GiB, queue: cpu}\n"
+    (home / "s.yaml").write_text(
+        f"{SLURM}  \n".replace(
+            "defaults", "  cpu: {cpus_per_node: 8, memory_per_node: 32GiB}\ndefaults"
+        )
+    )
+    plan = made_plan(home, own)
+    assert plan.head and plan.head.shape.jobs == 1
+    assert "in a job of its own\n" in plan_text(plan, "svd-0000")
+
+
+def test_workers_of_two_gpus_do_not_share_them(home: Path) -> None:
+    message = error_of(home, "gpus: 4\nworkers: {gpus_per_worker: 2, workers_per_gpu: 2}\n")
+    assert "which exclude each other" in message

@@ -27,6 +27,7 @@ from gpujobs.planning.render import avoidance, render
 from gpujobs.schedulers import JobId, JobState, JobStatus
 from gpujobs.schedulers.slurm_inventory import SlurmInventory
 
+from ..support.each import each
 from .report_data import RECORD, START, WORKERS
 from .support import SLURM, made_plan
 
@@ -51,7 +52,7 @@ def failed_job(
     return judge(RECORD, replace(folder, **state), answers, now=START + 60)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each(
     ("report", "sure"),
     [
         (failed_job(LOST_GPU), True),

@@ -19,10 +19,11 @@ from gpujobs.planning.sitecheck import site_problems
 from gpujobs.schedulers import get_scheduler, scheduler_names
 from gpujobs.schedulers.base import all_commands
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (("--account={account}", "--account={acount}"), "s.yaml:3"),
@@ -60,7 +61,9 @@ from .support import SLURM, error_of, made_plan, make_spec
         (("queues:\n", "cluster_names: ['[a']\nqueues:\n"), "s.yaml:4:17: `cluster_names[0]`: '[a' is not a regular expression"),
     ],
 )  # fmt: skip
-def test_site_files(home: Path, change: tuple[str, str], message: str) -> None:
+def test_an_invalid_site_file_is_refused_with_its_position(
+    home: Path, change: tuple[str, str], message: str
+) -> None:
     (home / "s.yaml").write_text(SLURM.replace(*change))
     with pytest.raises(InputError) as caught:
         load_site(str(home / "s.yaml"))
@@ -90,7 +93,7 @@ def test_request_without_gpus_needs_exclusive_nodes(home: Path) -> None:
     assert made_plan(home, "gpus: 4\n").groups[0].lines == ("--nodes=1",)
 
 
-def test_required_account(home: Path) -> None:
+def test_a_required_account_that_is_missing_is_named(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("required: false", "required: true"))
     message = error_of(home, "gpus: 1\n")
     assert "requires an `account`" in message and "s.yaml:3" in message
@@ -176,7 +179,7 @@ def test_other_cluster_that_cannot_be_reached(home: Path, scheduler: str) -> Non
 PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "message"),
     [
         (SLURM + "directives: [--job-name=x]\n", "s.yaml:7:14: `--job-name=x`: job-name is written by gpujobs"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.config.document import read
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.profile import Profile, Workers
 from gpujobs.config.site import Queue, Site
@@ -15,15 +16,16 @@ from gpujobs.config.spec import load_spec
 from gpujobs.config.synonyms import INSIDE, WORDS
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 
-def test_01_walltime_is_hours_minutes_seconds(home: Path) -> None:
+def test_a_walltime_is_hours_minutes_seconds(home: Path) -> None:
     profile = made_plan(home, "gpus: 1\nwalltime: 12:30:00\n").profile
     assert profile.walltime == 45000  # 12 h 30 min, not base 60
 
 
-def test_02_two_part_times_are_ambiguous(home: Path) -> None:
+def test_a_time_of_two_parts_is_refused_as_ambiguous(home: Path) -> None:
     message = error_of(home, "gpus: 1\nwalltime: 30:00\n")
     assert "svd.yaml:2:11" in message and "minutes or hours?" in message
 
@@ -36,22 +38,22 @@ def test_the_caret_is_below_the_value(home: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["NO", "on", "yes", "off", "Null0"])
-def test_03_yes_and_no_are_text(home: Path, word: str) -> None:
+def test_yes_and_no_are_text(home: Path, word: str) -> None:
     assert made_plan(home, f"gpus: 1\nenv: {{A: {word}}}\nrun: [echo, {word}]\n").profile.env == {
         "A": word
     }
 
 
 @pytest.mark.parametrize("word", ["yes", "on", "1", "NO"])
-def test_03_yes_and_no_are_not_booleans(home: Path, word: str) -> None:
+def test_yes_and_no_are_no_booleans(home: Path, word: str) -> None:
     assert "neither true nor false" in error_of(home, f"gpus: 1\nnetwork: {{encryption: {word}}}\n")
 
 
-@pytest.mark.parametrize(
+@each(
     "number",
     ["010", "0x10", "1e1", "8.0", "1_0", "+8", "'8 '", "eight", "true", "null", "[8]", "1:30"],
 )
-def test_04_numbers_are_plain(home: Path, number: str) -> None:
+def test_a_number_that_is_not_plain_is_refused(home: Path, number: str) -> None:
     message = error_of(home, f"gpus_per_job: {number}\ngpus: 010\n")
     assert "svd.yaml:2:7" in message and "'010' is not a whole number" in message
     if number != "null":
@@ -59,19 +61,19 @@ def test_04_numbers_are_plain(home: Path, number: str) -> None:
 
 
 @pytest.mark.parametrize("account", ["0123", "12e03", "0x10", "1_000"])
-def test_05_accounts_stay_text(home: Path, account: str) -> None:
+def test_an_account_of_digits_stays_text(home: Path, account: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("[a-z0-9]+", "[a-z0-9_]+"))
     assert (
         f"--account={account}" in made_plan(home, f"gpus: 1\naccount: {account}\n").groups[0].lines
     )
 
 
-def test_06_a_duplicate_key_names_both_lines(home: Path) -> None:
+def test_a_duplicate_key_names_both_lines(home: Path) -> None:
     message = error_of(home, "gpus: 1\nwalltime: 1h\ngpus: 2\n")
     assert "svd.yaml:3:1" in message and "first in line 1" in message and "svd.yaml:1:1" in message
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("a: &a [x]\nb: &b [*a, *a]\n", "1:4: anchors and aliases"),
@@ -87,11 +89,11 @@ def test_06_a_duplicate_key_names_both_lines(home: Path) -> None:
         ("? [a, b]\n: 1\n", "a key must be text"),
     ],
 )
-def test_07_unsupported_yaml(home: Path, text: str, message: str) -> None:
+def test_unsupported_yaml_is_refused_with_its_name(home: Path, text: str, message: str) -> None:
     assert message in error_of(home, text)
 
 
-def test_08_bom_and_crlf(home: Path) -> None:
+def test_a_file_with_bom_and_crlf_is_read(home: Path) -> None:
     assert made_plan(
         home, "\ufeffgpus: 2\r\nwalltime: 2h\r\nrun: [python, a.py]\r\n"
     ).profile.run == (
@@ -108,11 +110,11 @@ def test_08_bom_and_crlf(home: Path) -> None:
         ("gpus: 'x\n", "1:7"),
     ],
 )
-def test_09_syntax_errors_have_a_position(home: Path, text: str, position: str) -> None:
+def test_a_syntax_error_has_a_position(home: Path, text: str, position: str) -> None:
     assert f"svd.yaml:{position}: not valid YAML" in error_of(home, text)
 
 
-def test_10_endless_files_are_not_read_to_their_end(home: Path) -> None:
+def test_an_endless_file_is_not_read_to_its_end(home: Path) -> None:
     with pytest.raises(InputError, match="larger than 256 KiB"):
         load_spec(Path("/dev/zero"), site="local")
     reader, writer = os.pipe()  # gpujobs submit <(make-a-profile)
@@ -124,7 +126,7 @@ def test_10_endless_files_are_not_read_to_their_end(home: Path) -> None:
         load_spec(home, site="local")
 
 
-def test_10_invalid_bytes(home: Path) -> None:
+def test_invalid_bytes_and_too_large_or_deep_files_are_refused(home: Path) -> None:
     for raw, message in (
         (b"gpus: 8\nname: \xff\n", "2:7: not UTF-8"),
         (b"gpus: 8\nname: a\x00b\n", "control character"),
@@ -146,19 +148,19 @@ def test_10_invalid_bytes(home: Path) -> None:
         ("gpus-per-job: 1", "gpus_per_job"), ("workers: {rmm_pool: 0.5}", "workers.rmm_pool_size"), ("protocol: tcp", "network.protocol"),
     ],
 )  # fmt: skip
-def test_11_unknown_keys_get_a_suggestion(home: Path, key: str, meant: str) -> None:
+def test_an_unknown_key_gets_a_suggestion(home: Path, key: str, meant: str) -> None:
     message = error_of(home, f"gpus: 1\n{key}\n")
     assert "unknown key" in message and f"`{meant}`" in message and "svd.yaml:2:" in message
 
 
-def test_11_an_unknown_key_that_is_like_no_other_gets_all_keys_of_a_small_section(
+def test_an_unknown_key_that_is_like_no_other_gets_all_keys_of_a_small_section(
     home: Path,
 ) -> None:
     message = error_of(home, "gpus: 1\nhead: {zzz: 1}\n")
     assert "unknown key `head.zzz`" in message and "hint: keys: account, cpus, " in message
 
 
-def test_11_of_a_large_section_it_gets_only_keys_that_are_alike(home: Path) -> None:
+def test_an_unknown_key_of_a_large_section_gets_only_keys_that_are_alike(home: Path) -> None:
     message = error_of(home, "groups:\n  cpu: {gpus: 0, zzz: 1}\n")
     assert "unknown key `groups.cpu.zzz`" in message
     assert message.endswith("hint: `gpujobs schema profile` lists all")
@@ -175,15 +177,15 @@ def test_11_of_a_large_section_it_gets_only_keys_that_are_alike(home: Path) -> N
         ("gpus: 2\nworkers:{count: 1}", "workers"),
     ],
 )
-def test_11_a_missing_space_after_a_colon(home: Path, text: str, key: str) -> None:
+def test_a_missing_space_after_a_colon_is_named(home: Path, text: str, key: str) -> None:
     assert f"{key}:`" in error_of(home, f"{text}\n").partition("hint: ")[2]
 
 
-def test_11_an_address_lacks_no_space(home: Path) -> None:
+def test_an_address_is_no_key_without_its_blank(home: Path) -> None:
     assert "space" not in error_of(home, "http://example.org\n")
 
 
-def test_12_all_errors_in_one_run(home: Path) -> None:
+def test_all_errors_are_told_in_one_run(home: Path) -> None:
     message = error_of(
         home,
         "gpus: x\nwaltime: 1h\nworkers: {memory: 16, threads: 0}\nenv: {A-B: 1}\nrun: 'a \"b'\nlayout: mpj\n",
@@ -191,28 +193,26 @@ def test_12_all_errors_in_one_run(home: Path) -> None:
     assert re.findall(r"svd\.yaml:(\d)", message) == ["1", "2", "3", "3", "4", "5", "6"]
 
 
-@pytest.mark.parametrize(
-    "size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"]
-)
-def test_13_sizes_need_units(home: Path, size: str) -> None:
+@each("size", ["16", "1.5", "'16'", "GiB", "16XB", "-1GB", "0GiB", "16 G i B", "1e3GiB", "true"])
+def test_a_size_needs_a_unit(home: Path, size: str) -> None:
     message = error_of(home, f"gpus: 1\nworkers: {{memory: {size}}}\n")
     assert "svd.yaml:2:19" in message
     if size in ("16", "1.5"):
         assert f"as in {size}GiB or {size}MiB" in message
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     ["walltime: .inf", "walltime: 0", "walltime: 0h", "walltime: -1h", "walltime: true", "walltime: forever", "gpus: -1", "gpus: .inf",
      "workers: {threads: 0}", "workers: {threads: -1}", "start_timeout: 5", "walltime: 1:99:00", "walltime: 99999999h"],
 )  # fmt: skip
-def test_14_numbers_out_of_range(home: Path, line: str) -> None:
+def test_a_number_out_of_range_is_refused(home: Path, line: str) -> None:
     assert "svd.yaml:" in error_of(
         home, f"{line}\n" if line.startswith("gpus") else f"gpus: 1\n{line}\n"
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "hint"),
     [
         ("partitions: x", "`queue`"), ("partition: x", "`queue`"), ("qos: x", "directives: [--qos=NAME]"),
@@ -223,7 +223,7 @@ def test_14_numbers_out_of_range(home: Path, line: str) -> None:
         ("modules: x", "`environment.setup`"),
     ],
 )  # fmt: skip
-def test_11_hints_for_words_of_other_programs(home: Path, key: str, hint: str) -> None:
+def test_a_word_of_another_program_gets_a_hint(home: Path, key: str, hint: str) -> None:
     assert (
         f"hint: use {hint}" in (message := error_of(home, f"gpus: 1\n{key}\n")) or hint in message
     )
@@ -237,7 +237,9 @@ def test_11_hints_for_words_of_other_programs(home: Path, key: str, hint: str) -
         ("name: x", "the name of the file"), ("hostname: x", "`hostnames`"),
     ],
 )  # fmt: skip
-def test_11_hints_for_words_in_a_site_file(home: Path, text: str, hint: str) -> None:
+def test_a_word_of_another_program_in_a_site_file_gets_a_hint(
+    home: Path, text: str, hint: str
+) -> None:
     (home / "s.yaml").write_text(f"{SLURM}{text}\n")
     assert hint in error_of(home, "gpus: 1\n")
 
@@ -245,7 +247,7 @@ def test_11_hints_for_words_in_a_site_file(home: Path, text: str, hint: str) -> 
 @pytest.mark.parametrize(
     "text", ["mem: 1G", "cpus: 8", "gpus: 1", "time: 1h", "qos: x", "partition: x"]
 )
-def test_11_hints_for_words_in_a_queue(home: Path, text: str) -> None:
+def test_a_word_of_another_program_in_a_queue_gets_a_hint(home: Path, text: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", text))
     assert "hint: use " in (message := error_of(home, "gpus: 1\n")) or "`directives`" in message
 
@@ -273,7 +275,7 @@ def test_words_of_other_programs_mean_keys() -> None:
         assert not set(words) & set(keys_of(own))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "hint"),
     [
         ("gpus: 1\nworker_memory: 1G", "use `workers.memory`"),
@@ -308,3 +310,12 @@ def test_a_key_of_the_site_in_a_queue_belongs_outside(home: Path, word: str) -> 
     name = word.partition(":")[0]
     hint = f"hint: `{name}` is for the whole site: write it outside of `queues`"
     assert hint in error_of(home, "gpus: 1\n")
+
+
+def test_values_are_nested_as_deep_as_the_limit_and_no_deeper(home: Path) -> None:
+    (home / "deep.yaml").write_text(f"a: {'[' * 20}{']' * 20}\n")
+    assert read(home / "deep.yaml").items["a"]
+    for text in (f"a: {'[' * 21}{']' * 21}\n", f"{'{a: ' * 22}1{'}' * 22}\n"):
+        (home / "deep.yaml").write_text(text)
+        with pytest.raises(InputError, match="nested more than 20 deep"):
+            read(home / "deep.yaml")

@@ -23,6 +23,7 @@ from gpujobs.injob.names import WorkerSize
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
 from ..support.cli import NVML, ROOT
+from ..support.each import each
 from .report_data import RECORD
 
 FAR = "no CPU of the job is near the GPU"
@@ -30,7 +31,7 @@ LEFT, RIGHT = set(range(8)), set(range(8, 16))
 """CPUs near the first GPUs of a node, and near the last ones."""
 
 
-@pytest.mark.parametrize(
+@each(
     ("own", "others", "allowed", "threads", "cpus", "reason"),
     [
         ([LEFT], [LEFT, RIGHT], LEFT | RIGHT, 1, LEFT, ""),
@@ -90,7 +91,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 MIG, MIG2 = (f"MIG-n1-0000-0000-{number:04d}-000000000001" for number in range(2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "allowed", "binding"),
     [
         ({"CUDA_VISIBLE_DEVICES": "1,0"}, {*range(8), *range(64, 72)}, ("4-7,68-71", 4, "1", "1", "")),

@@ -265,3 +265,17 @@ def test_status_mentions_large_folders(
     assert note not in CliRunner().invoke(main, ["status", "--json"]).output
     monkeypatch.setattr(cleanup, "_WALK", 0.0)
     assert cleanup.note(Ledger()) == ""
+
+
+def test_as_many_files_as_are_allowed_are_not_mentioned(
+    add: Callable[..., ClusterRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = add("a-0000")
+    monkeypatch.setattr(cleanup, "_WALK", 30.0)  # this machine may be busy
+    present = sum(1 for _ in record.path.rglob("*"))
+    monkeypatch.setattr(cleanup, "MANY_FILES", present + 2)
+    for number in range(2):
+        (record.path / f"{number}").touch()
+    assert cleanup.note(Ledger()) == ""
+    (record.path / "2").touch()
+    assert "have left more than" in cleanup.note(Ledger())

@@ -27,24 +27,15 @@ from gpujobs.clusters.report import ClusterReport
 from gpujobs.config.spec import load_spec
 from gpujobs.injob.folder import Ended, EndKind, RegisteredWorker
 
-from ..support.cli import ROOT, text_of
+from ..support.cli import ROOT, run_gpujobs, text_of
 from .report_data import RECORD, WORKERS
-
-COMMAND = str(Path(sys.executable).parent / "gpujobs")
 
 
 @pytest.fixture
 def run(tmp_path: Path):  # type: ignore[no-untyped-def]
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         own = {"HOME": str(tmp_path), "PATH": "/nosuch", "LANG": "C.UTF-8"}
-        return subprocess.run(
-            [COMMAND, *arguments],
-            env={**own, **env},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return run_gpujobs(arguments, env={**own, **env}, cwd=tmp_path)
 
     return run
 
@@ -105,7 +96,7 @@ def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: i
     )  # the others are there
 
 
-def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_sites_show_prints_the_file_and_what_is_wrong_in_it(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = site(tmp_path, "here", "x")
     for name in ("./here.yaml", str(path)):
         done = run("sites", "show", name)
@@ -129,7 +120,7 @@ def test_sites_show(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def
     assert done.returncode == 2 and "nosuch" in done.stderr
 
 
-def test_schema(run) -> None:  # type: ignore[no-untyped-def]
+def test_the_schemas_accept_and_refuse_as_gpujobs_does(run) -> None:  # type: ignore[no-untyped-def]
     import jsonschema  # takes a second, in each test process if it stood above
 
     profile, site_schema = (json.loads(run("schema", kind).stdout) for kind in ("profile", "site"))
@@ -147,7 +138,7 @@ def test_schema(run) -> None:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(run, shell: str) -> None:  # type: ignore[no-untyped-def]
+def test_completion_prints_a_script_of_the_shell(run, shell: str) -> None:  # type: ignore[no-untyped-def]
     done = run("completion", shell, PATH=os.environ["PATH"])
     assert done.returncode == 0, done.stderr
     assert "_GPUJOBS_COMPLETE" in done.stdout
@@ -234,7 +225,7 @@ def test_plan_prints_everything(run, tmp_path: Path) -> None:  # type: ignore[no
 @pytest.mark.parametrize(
     "arguments", [["status"], ["logs"], ["connect"], ["connect", "--env"], ["cancel"], ["scale", "--", "4"]], ids=" ".join
 )  # fmt: skip
-def test_4_no_such_cluster(run, tmp_path: Path, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_an_id_of_no_cluster_exits_with_4(run, tmp_path: Path, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "svd-0001")
     words = [word for word in arguments if word not in ("--", "4")]
     done = run(*words, "svd-02", *(["4"] if "4" in arguments else []))
@@ -242,7 +233,9 @@ def test_4_no_such_cluster(run, tmp_path: Path, arguments: list[str]) -> None:  
     assert "there is no cluster 'svd-02'" in done.stderr
 
 
-def test_4_commands_that_end_or_change_a_cluster_take_its_whole_id(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_commands_that_end_or_change_a_cluster_exit_with_4_for_a_part_of_its_id(
+    run, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "svd-0001")
     for words in (["cancel", "svd"], ["scale", "svd", "4"]):
         done = run(*words)
@@ -273,7 +266,7 @@ def test_logs_of_a_cluster_that_ended_without_output(run, tmp_path: Path) -> Non
         assert "yet" not in shown
 
 
-def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_missing_batch_scheduler_exits_with_3_and_nothing_is_lost(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     ledger = submitted(tmp_path, "svd-0001")
     before = ledger.get("svd-0001")
     for arguments in (["cancel", "svd-0001"], ["cancel", "--all"]):
@@ -293,7 +286,7 @@ def test_3_the_batch_scheduler_is_not_there_and_nothing_is_lost(run, tmp_path: P
     assert done.returncode == 3 and done.stdout == ""
 
 
-def test_3_after_one_that_cannot_be_cancelled_the_others_are(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_the_others_are_cancelled_after_one_that_cannot_be(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "a-0001")
     submitted(
         tmp_path,
@@ -310,7 +303,7 @@ def test_3_after_one_that_cannot_be_cancelled_the_others_are(run, tmp_path: Path
 @pytest.mark.parametrize(
     "arguments", [["cancel"], ["nosuch"], ["scale", "x-0000", "-1"], ["submit", "nosuch.yaml"], ["render"], ["plan", "p", "--nosuch"]], ids=" ".join
 )  # fmt: skip
-def test_2_wrong_usage(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_usage_exits_with_2(run, arguments: list[str]) -> None:  # type: ignore[no-untyped-def]
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr
@@ -333,7 +326,7 @@ def test_a_record_that_is_not_valid(run, tmp_path: Path) -> None:  # type: ignor
     )
 
 
-def test_a_folder_that_was_removed(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_removed_folder_causes_no_traceback(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     submitted(tmp_path, "svd-0001")
     (tmp_path / ".gpujobs" / "svd-0001").rmdir()
     for arguments in (

@@ -14,6 +14,7 @@ from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 IMAGES = "images: {rapids: /sw/rapids-26.10.sif, pytorch: 'docker://pytorch/pytorch:2.4'}"
@@ -136,7 +137,7 @@ def test_a_bare_image_may_be_an_address(home: Path, site: Path, image: str, note
     assert found.endswith(note)
 
 
-@pytest.mark.parametrize(
+@each(
     ("container", "environment", "site", "message"),
     [
         ({"image": "rapid"}, {}, SITE, "no image rapid: its images are pytorch, rapids"),
@@ -157,7 +158,7 @@ def test_a_bare_image_may_be_an_address(home: Path, site: Path, image: str, note
         ),
     ],
 )  # fmt: skip
-def test_mistakes(
+def test_a_wrong_container_is_refused(
     home: Path, container: dict[str, str], environment: dict[str, str], site: str, message: str
 ) -> None:
     (home / "c.yaml").write_text(site)

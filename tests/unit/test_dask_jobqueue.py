@@ -30,6 +30,7 @@ from gpujobs.planning.render import JobRoles, render_jobs
 
 from ..support.cli import ROOT
 from ..support.dask_jobqueue import EXAMPLES, Example
+from ..support.each import each
 from .support import PYTHON
 
 CLASSES = {
@@ -170,7 +171,7 @@ CONFIGURED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kind"), EACH)
+@each(("name", "kind"), EACH)
 def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> None:
     batch_scheduler, row = CLASSES[kind][2], KEYWORDS[name]
     here = site(home, batch_scheduler)
@@ -189,7 +190,7 @@ def test_a_keyword_does_what_its_row_says(home: Path, name: str, kind: str) -> N
         assert re.search(trace, script(planned(batch_scheduler, here, {name: value})))
 
 
-@pytest.mark.parametrize(("name", "kind"), CONFIGURED)
+@each(("name", "kind"), CONFIGURED)
 def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, kind: str) -> None:
     section, row, key = CLASSES[kind][2], KEYWORDS[name], name.replace("_", "-")
     value, trace = value_of(name, kind)
@@ -483,7 +484,7 @@ def test_one_worker_where_dask_jobqueue_starts_several_is_noted(
     ] * noted
 
 
-@pytest.mark.parametrize(
+@each(
     ("keywords", "hint"),
     [
         ({"n_worker": 4}, "use n_workers: each worker has one GPU"),

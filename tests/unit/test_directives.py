@@ -9,6 +9,7 @@ import pytest
 
 from gpujobs.schedulers import get_scheduler
 
+from ..support.each import each
 from .support import error_of, made_plan
 
 HEAD = {
@@ -33,7 +34,7 @@ def write(home: Path, scheduler: str, *directives: str, queue: str = "", own: st
     (home / "s.yaml").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("scheduler", "first", "second", "option"),
     [
         ("slurm", "--partition=a", "--partition=b", "partition"),
@@ -61,7 +62,7 @@ def test_lines_of_a_site_that_replace_each_other(
     assert re.search(r"see .*s\.yaml:(6|9):5", message)  # the first one
 
 
-@pytest.mark.parametrize(
+@each(
     ("scheduler", "first", "second"),
     [
         ("slurm", "--gpus=4", "--constraint=a"),

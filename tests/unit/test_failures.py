@@ -95,3 +95,11 @@ def test_a_refused_number_of_jobs_outlasts_a_success_but_not_ten_minutes(
     assert [halt.jobs for halt in group.present_halts] == [4]
     clock[0] += REFUSAL_TIME
     assert not group.present_halts
+
+
+def test_a_group_that_does_not_adapt_keeps_no_idle_jobs(group: WorkerGroup) -> None:
+    group.target = 0
+    assert group.workers(present=3) == 0
+    group.maximum = 2
+    assert group.workers(present=3) == 2 * group.size
+    assert group.workers(present=0) == 0

@@ -14,6 +14,7 @@ from gpujobs.clusters.space import quota_problems, space_problems
 from gpujobs.doctor.checks import CheckState
 from gpujobs.doctor.host import _check_directory
 
+from ..support.each import each
 from .support import make_spec
 
 
@@ -88,7 +89,7 @@ TACC = "| Disk         Usage (GB)     Limit    %Used   File Usage       Limit   
 QUOTA_S = "      /dev/sdb1  12690M  20480M  30720M            161k       0       0        "
 
 
-@pytest.mark.parametrize(
+@each(
     ("output", "problems"),
     [
         (LFS.format(name="       /scratch", kbytes="1047552"), ["/scratch has only 1MiB left"]),

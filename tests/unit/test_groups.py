@@ -25,6 +25,7 @@ from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 TWO_QUEUES = (
@@ -100,7 +101,7 @@ def test_what_contradicts_groups(home: Path, changes: str, message: str) -> None
     assert message in error_of(home, GROUPS + changes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("group", "message"),
     [
         ("a: {start_workers: 2}", "groups.a.start_workers is 2, but there will be 1 worker"),

@@ -12,6 +12,7 @@ from gpujobs.config.spec import load_spec
 from gpujobs.injob.demand import IdleWatch, parse_rules, rules_text
 from gpujobs.planning.render import render
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 CAPPED = f"{SLURM}max_idle_timeout: 20m\n"
@@ -30,7 +31,7 @@ def observe(
     return watch.reason, watch.next_end
 
 
-@pytest.mark.parametrize(
+@each(
     ("rules", "seen", "ends"),
     [
         ({"unused": 20}, "- - - - -", "without tasks and clients for 20 s"),
@@ -82,7 +83,7 @@ def test_rules_as_an_option() -> None:
     assert parse_rules("") == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("keys", "option", "note"),
     [
         ("", "unused=1800", "ends after 30 minutes without tasks and clients; `idle_timeout: 0` turns this off"),
@@ -106,7 +107,7 @@ def test_timeouts_of_a_profile(home: Path, keys: str, option: str, note: str) ->
     assert ("--end-after" in script.text) is bool(option)
 
 
-@pytest.mark.parametrize(
+@each(
     ("most", "keys", "rules"),
     [
         ("20m", "", {"idle": 1200}),

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 import gpujobs
 
 from ..support.each import each
@@ -146,7 +144,7 @@ def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> No
     assert all(target.parent == PACKAGE / "injob" for target in imported(path))
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ["--version"],

@@ -19,10 +19,12 @@ from gpujobs.injob.transport import (
     ucx_settings,
 )
 
+from ..support.each import each
+
 BOTH = ("ucxx", "tls")
 
 
-@pytest.mark.parametrize(
+@each(
     ("ucxx", "tls", "gpus", "chosen"),
     [
         (Measured(107), Measured(1.2), 4, "ucxx"),

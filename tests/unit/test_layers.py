@@ -12,6 +12,7 @@ from gpujobs.config.site import Site
 from gpujobs.config.sitefiles import SiteFile, load_site
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import error_of, made_plan
 
 BASE = """\
@@ -130,7 +131,7 @@ def test_defaults_of_queues(home: Path) -> None:
     assert loaded.site.queues["b"].notes == ("a", "b")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("queues: {a: {like: nosuch}}", "s.yaml:2:20: there is no queue `nosuch` in this site; it has old, main, cpu, a"),
@@ -144,7 +145,7 @@ def test_defaults_of_queues(home: Path) -> None:
         ("directives: {append: [x]}", "s.yaml:2:23: `directives[2]`: 'x' does not start with '-'"),
     ],
 )  # fmt: skip
-def test_mistakes(home: Path, text: str, message: str) -> None:
+def test_a_wrong_layer_is_refused(home: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         site(home, text + "\n")
     assert message in str(caught.value)

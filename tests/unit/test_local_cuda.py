@@ -21,6 +21,7 @@ from gpujobs.planning.plan import Machine, Plan, make_plan
 from gpujobs.planning.render import render
 
 from ..support.cli import ROOT
+from ..support.each import each
 from .support import PYTHON
 
 POPPED = {"data", "jit_unspill"}
@@ -116,7 +117,7 @@ def test_every_keyword_has_a_row() -> None:
     assert set(ROWS) == (names | POPPED) - {"self", "kwargs", "worker_kwargs"}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each("name", ROWS)
 def test_a_keyword_does_what_its_row_says(home: Path, name: str) -> None:
     here, words = ROWS[name]
     if here == "refused":

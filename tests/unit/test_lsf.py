@@ -12,6 +12,7 @@ from gpujobs.planning.render import render
 from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.lsf import LSF
 
+from ..support.each import each
 from ..support.transcripts import recorded
 from .support import plan
 
@@ -39,7 +40,7 @@ def test_output_is_always_set_and_quoted() -> None:
     assert SCHEDULER.output("/my folder", "x-1", True) == '"/my folder/x-1/logs/lsf-%J.%I.log"'
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "options"),
     [
         ('-R "span[hosts=1] rusage[mem=5GB]"', {"-R"}), ('-gpu "num=2:mode=shared"', {"-gpu"}), ("-gpu -", {"-gpu"}),
@@ -111,7 +112,7 @@ def test_several_r_become_one(given: list[str], joined: list[str]) -> None:
     assert SCHEDULER.joined(given) == joined
 
 
-@pytest.mark.parametrize(
+@each(
     ("directive", "why"),
     [
         ('-R "span[hosts=1]"', "-R is written by"), ("-q other", "-q is written by"), ('-gpu "num=1"', "-gpu is written by"),
@@ -124,7 +125,7 @@ def test_directives_that_are_not_the_users(tmp_path: Path, directive: str, why: 
         lines(tmp_path, {"gpus": 2, "directives": [directive]})
 
 
-def test_script_of_an_array(tmp_path: Path) -> None:
+def test_the_script_of_an_array_has_its_members(tmp_path: Path) -> None:
     text = render(
         plan(
             tmp_path, {"gpus": 4, "gpus_per_job": 2, "queue": "gpua100", "walltime": "90m"}, "dtu"
@@ -237,7 +238,7 @@ def test_known_and_unknown_in_one_answer() -> None:
         assert SCHEDULER.parse_status(said("status.txt", title), [JobId("97")]) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("native", "state"),
     [
         ("PEND", "PENDING"), ("PSUSP", "PENDING"), ("WAIT", "PENDING"), ("FWD_PEND", "PENDING"), ("RUN", "RUNNING"), ("PROV", "RUNNING"),
@@ -245,7 +246,7 @@ def test_known_and_unknown_in_one_answer() -> None:
         ("UNKWN", "UNKNOWN"), ("NEW", "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_states(native: str, state: str) -> None:
+def test_words_of_lsf_are_a_state(native: str, state: str) -> None:
     line = (
         f"5       ada     {native:5} normal     login       2*node1:4*node2 svd-1[3] Nov 20 10:31\n"
     )
@@ -334,7 +335,7 @@ def test_history_of_an_array_and_of_what_still_runs() -> None:
     assert SCHEDULER.parse_accounting(said("finished.txt", "bhist of an unknown"), ids) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "state", "code"),
     [
         ("Exited with exit code 140. The CPU time used is 0.1 seconds;\nTERM_RUNLIMIT: job killed after reaching LSF run time limit;", "TIMEOUT", 140),
@@ -345,6 +346,8 @@ def test_history_of_an_array_and_of_what_still_runs() -> None:
         ("Exited with exit code 1. The CPU time used is 0.1 seconds;\nTERM_ZOMBIE: job exited while LSF is not available;", "NODE_FAIL", 1),
         ("Exited with exit code 127. The CPU time used is 0.1 seconds;\n", "FAILED", 127),
         ("Exited with exit code 130. The CPU time used is 0.1 seconds;\n", "CANCELLED", 130),
+        ("Exited with exit code 143. The CPU time used is 0.1 seconds;\n", "CANCELLED", 143),
+        ("Exited with exit code 140. The CPU time used is 0.1 seconds;\n", "TIMEOUT", 140),
         ("Exited; TERM_ADMIN: job killed by root or LSF administrator;\n", "CANCELLED", None),
     ],
 )  # fmt: skip

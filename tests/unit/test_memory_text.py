@@ -9,6 +9,7 @@ import pytest
 from gpujobs.cli.plan_text import memory_text
 from gpujobs.planning.workeroptions import words
 
+from ..support.each import each
 from .support import SLURM, made_plan
 
 
@@ -17,7 +18,7 @@ def text_of(home: Path, profile: str) -> str:
     return memory_text(plan, plan.groups[0])
 
 
-@pytest.mark.parametrize(
+@each(
     ("workers", "text"),
     [
         ("{}", "spills to host above 80% of the GPU's memory"),

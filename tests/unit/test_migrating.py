@@ -31,6 +31,7 @@ from gpujobs.schedulers import get_scheduler
 
 from ..conftest import unavailable
 from ..support.cli import ROOT
+from ..support.each import each
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
 
@@ -143,8 +144,8 @@ def check_theirs(code: str, known: set[str], check: Callable[[str], None]) -> No
         check(code)
 
 
-@pytest.mark.parametrize("row", table("Coiled"), ids=lambda row: row[0][:40])
-def test_coiled(row: list[str]) -> None:
+@each("row", table("Coiled"), ids=lambda row: row[0][:40])
+def test_an_option_of_coiled_means_what_the_table_says(row: list[str]) -> None:
     def other(code: str) -> None:
         if code.startswith("coiled "):
             assert code in COILED_COMMANDS

@@ -23,6 +23,7 @@ from gpujobs.errors import InputError
 from gpujobs.planning.sitecheck import site_problems
 from gpujobs.schedulers import get_scheduler, scheduler_names
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 REQUEST = {
@@ -141,7 +142,7 @@ def test_the_options_of_a_group(home: Path) -> None:
     assert "-l storage=x" in made.groups[0].lines and "-l storage=y" in made.groups[1].lines
 
 
-@pytest.mark.parametrize(
+@each(
     ("scheduler", "directive", "value", "message"),
     [
         ("pbs", "-l storage={storage}", "'x,walltime=99:00:00'", "'x,walltime=99:00:00' would set another option"),

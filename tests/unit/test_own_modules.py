@@ -31,7 +31,7 @@ def program(home: Path, name: str = "app/main.py") -> Path:
 @pytest.mark.parametrize(
     "run", [["python", "app/main.py"], ["python3", "-u", "app/main.py", "x.py"], ["app/main.py"]]
 )
-def test_the_folder_of_the_script(home: Path, run: list[str]) -> None:
+def test_jobs_import_from_the_folder_of_the_script(home: Path, run: list[str]) -> None:
     program(home)
     plan = planned(home, run)
     assert plan.modules == str(home / "app")

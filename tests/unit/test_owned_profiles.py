@@ -51,7 +51,7 @@ def test_options_of_a_local_dask_scheduler(home: Path, configured: bool) -> None
 
 
 @pytest.mark.parametrize("name", ["scheduler_options", "scheduler_kwargs"])
-def test_options_that_are_no_mapping(name: str) -> None:
+def test_options_that_are_no_mapping_are_refused(name: str) -> None:
     keywords: dict[str, Any] = {"gpus_per_job": 0, "n_workers": 1, name: ["x"]}
     with pytest.raises(InputError, match=rf"{name}: \['x'\] is not a mapping"):
         gpujobs.GPULocalCluster(**keywords)

@@ -16,6 +16,7 @@ from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply,
 from gpujobs.schedulers.pbs import PBS
 from gpujobs.schedulers.pbs_inventory import PBSInventory
 
+from ..support.each import each
 from ..support.transcripts import recorded
 from .support import SITES, plan
 
@@ -35,7 +36,7 @@ def one(file: str, title: str, identity: str) -> JobStatus:
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("stdout", "number"),
     [
         ("61.node1\n", "61.node1"), ("63[].node1\n", "63[].node1"), ("Charging project ab12\n\n64.gadi-pbs\n", "64.gadi-pbs"),
@@ -112,7 +113,7 @@ def test_cancel_commands_that_are_safe() -> None:
 
 
 # -- states ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("file", "title", "identity", "state", "code"),
     [
         ("03-status.txt", "running, json", "95", "RUNNING", None),
@@ -180,7 +181,7 @@ def status(state: str, substate: int | None = None, code: int | None = None, **m
     return found[JobId("5.srv")].state.value
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "substate", "code", "expected"),
     [
         ("Q", 10, None, "PENDING"), ("H", 20, None, "PENDING"), ("H", 22, None, "PENDING"), ("W", 30, None, "PENDING"),
@@ -195,7 +196,9 @@ def status(state: str, substate: int | None = None, code: int | None = None, **m
         ("Y", 1, None, "UNKNOWN"), ("", None, None, "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_mapping(state: str, substate: int | None, code: int | None, expected: str) -> None:
+def test_state_and_substate_of_pbs_are_a_state(
+    state: str, substate: int | None, code: int | None, expected: str
+) -> None:
     assert status(state, substate, code) == expected
 
 
@@ -297,7 +300,7 @@ def test_expected_start() -> None:
     assert found[JobId("5")].starts == "Sat Nov 21 10:00:00 2026"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -350,7 +353,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("title", REFUSED)
+@each("title", REFUSED)
 def test_recorded_refusal_is_final(title: str) -> None:
     result = recorded("pbs", "02-submit-rejected.txt", title)
     assert result.exit_code != 0
@@ -408,7 +411,7 @@ def test_find() -> None:
 
 
 # -- directives ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("line", "options"),
     [
         ("-l select=1:ncpus=2:ngpus=1,walltime=00:30:00", {"-l select", "-l walltime"}), ("-lselect=1:ncpus=4", {"-l select"}),
@@ -429,7 +432,7 @@ def test_lines_that_are_no_directives(line: str) -> None:
 TAKEN = {"-q", "-l select", "-l walltime", "-A"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "taken", "clash"),
     [
         ("-l walltime=1:00:00", TAKEN, "-l walltime"), ("-l mem=4gb", TAKEN, "-l select"), ("-lngpus=2", TAKEN, "-l select"),
@@ -597,3 +600,23 @@ def test_one_class_serves_both() -> None:
 
     for name in ("pbs", "torque"):
         assert class_for(name, gpujobs.GPUJobQueueCluster) is gpujobs.GPUPBSCluster
+
+
+def test_a_member_that_ended_before_its_array_was_deleted_keeps_its_end() -> None:
+    deleted = {"job_state": "F", "substate": 91}
+    for state in ("F", "X"):
+        ended = {"job_state": state, "substate": 92, "Exit_status": 0}
+        assert members_of(deleted, m0=ended)[0] == members_of({"job_state": "B"}, m0=ended)[0]
+    assert (
+        members_of(deleted, m0={"job_state": "F", "substate": 92, "Exit_status": 3})[0] == "FAILED"
+    )
+
+
+def test_an_answer_about_another_job_says_nothing_of_this_one() -> None:
+    def found_nothing(*words: str) -> bool:
+        return PBS_.found_nothing(
+            CommandResult(("qstat", *words), 153, "", "qstat: Unknown Job Id 1.srv\n")
+        )
+
+    assert found_nothing("1") and found_nothing("-x", "1")
+    assert not found_nothing("2") and not found_nothing("1", "2")

@@ -13,6 +13,7 @@ from gpujobs.config.sitefiles import load_site
 from gpujobs.errors import InputError
 from gpujobs.planning.limits import QueuedJobs, exceeded, job_limits, most_allowed
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 HEAD = """\
@@ -88,7 +89,7 @@ def test_the_default_type_of_a_mixed_queue(home: Path) -> None:
     assert "has gpu_type h100, which is not one of its gpu_types" in error_of(home, "gpus: 4\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "left"),
     [
         ("--gres=gpu:{gpu_type}:{gpus_per_node}", "--gres=gpu:{gpus_per_node}"),
@@ -254,7 +255,7 @@ def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:
     assert "queue a: it is for layout: mpi" in message and "s.yaml:6:10" in message
 
 
-@pytest.mark.parametrize(
+@each(
     ("keys", "message"),
     [
         ("min_gpus: 4, max_gpus: 2", "min_gpus 4 above max_gpus 2"),

@@ -15,6 +15,7 @@ from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import render
 from gpujobs.planning.sitecheck import site_problems
 
+from ..support.each import each
 from .support import PYTHON, SLURM, error_of, made_plan, make_spec
 
 SITE = """\
@@ -83,7 +84,7 @@ def test_the_profile_overrides_variables(home: Path) -> None:
     assert "export A" not in scripts(home, "gpus: 4\nqueue: a\nenv: {B: of profile}\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("profile", "value"),
     [
         ("gpus: 4\nqueue: a\n", "default"),

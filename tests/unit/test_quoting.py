@@ -8,11 +8,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from unicodedata import category
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gpujobs.clusters.folder import read_state
 from gpujobs.errors import InputError
@@ -22,33 +21,20 @@ from gpujobs.text import control_character
 from .support import plan
 
 LINE_BREAKERS = ("Cc", "Zl", "Zp", "Cs")
-texts = st.text(st.characters(exclude_categories=LINE_BREAKERS), max_size=40) | st.sampled_from(
-    [
-        "",
-        " ",
-        "'",
-        '"',
-        "\\",
-        "`id`",
-        "$(id)",
-        "$HOME",
-        "*",
-        "!!",
-        "a;b",
-        "a&b",
-        "#x",
-        "~",
-        "{a,b}",
-        "\\n",
-        "--run",
-        "--workers",
-        "-",
-        "é",
-        "日本",
-    ]
-)
-names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
+SPECIAL = [
+    "", " ", "'", '"', "\\", "`id`", "$(id)", "$HOME", "*", "!!", "a;b", "a&b", "#x", "~", "{a,b}", "\\n",
+    "--run", "--workers", "-", "é", "日本",
+]  # fmt: skip
 STUB = "import json, os, sys\nopen(os.environ['GPUJOBS_FOLDER'] + '/got.json', 'w').write(json.dumps([sys.argv, dict(os.environ)]))\n"
+
+
+def texts() -> Any:
+    """Return a strategy for text that arrives."""
+    from hypothesis import strategies as st  # half a second, in each test process if it stood above
+
+    return st.text(st.characters(exclude_categories=LINE_BREAKERS), max_size=40) | st.sampled_from(
+        SPECIAL
+    )
 
 
 def local_profile(folder: Path, setup: str = "") -> dict[str, object]:
@@ -76,50 +62,59 @@ def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str,
     return arguments, environ
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(run=st.lists(texts, min_size=1, max_size=4), env=st.dictionaries(names, texts, max_size=3))
-def test_text_arrives_byte_for_byte(
-    run: list[str], env: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        monkeypatch.setenv("HOME", str(home))
-        profile = {**local_profile(home), "run": run, "env": env}
-        text = render(plan(home, profile, "local"), "svd-0000")[0].text
-        arguments, environ = run_script(text, home)
-        assert arguments[arguments.index("--run") + 1 :] == run
-        assert {name: environ[name] for name in env} == env
+def test_text_arrives_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(texts(), min_size=1, max_size=4), st.dictionaries(names, texts(), max_size=3))
+    def check(run: list[str], env: dict[str, str]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder)
+            monkeypatch.setenv("HOME", str(home))
+            profile = {**local_profile(home), "run": run, "env": env}
+            text = render(plan(home, profile, "local"), "svd-0000")[0].text
+            arguments, environ = run_script(text, home)
+            assert arguments[arguments.index("--run") + 1 :] == run
+            assert {name: environ[name] for name in env} == env
+
+    check()
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    before=texts,
-    bad=st.characters(categories=LINE_BREAKERS),
-    after=texts,
-    where=st.sampled_from(["run", "env", "workdir", "python"]),
-)
-def test_control_characters_are_refused(
-    before: str, bad: str, after: str, where: str, tmp_path: Path
-) -> None:
-    text = before + bad + after
-    assert control_character(text)
-    profiles: dict[str, dict[str, object]] = {
-        "run": {"run": ["echo", text]},
-        "env": {"env": {"A": text}},
-        "workdir": {"workdir": text},
-        "python": {"environment": {"python": text}},
-    }
-    with pytest.raises(InputError):
-        plan(tmp_path, {"gpus": 0, **profiles[where]}, "local")
+def test_control_characters_are_refused(tmp_path: Path) -> None:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    bad_ones, places = st.characters(categories=LINE_BREAKERS), ["run", "env", "workdir", "python"]
+
+    @settings(max_examples=100, deadline=None)
+    @given(texts(), bad_ones, texts(), st.sampled_from(places))
+    def check(before: str, bad: str, after: str, where: str) -> None:
+        text = before + bad + after
+        assert control_character(text)
+        profiles: dict[str, dict[str, object]] = {
+            "run": {"run": ["echo", text]},
+            "env": {"env": {"A": text}},
+            "workdir": {"workdir": text},
+            "python": {"environment": {"python": text}},
+        }
+        with pytest.raises(InputError):
+            plan(tmp_path, {"gpus": 0, **profiles[where]}, "local")
+
+    check()
 
 
-@given(st.text(max_size=30))
-def test_control_characters(text: str) -> None:
-    assert bool(control_character(text)) == any(category(c) in LINE_BREAKERS for c in text)
+def test_control_characters_are_those_of_the_categories() -> None:
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    @given(st.text(max_size=30))
+    def check(text: str) -> None:
+        assert bool(control_character(text)) == any(category(c) in LINE_BREAKERS for c in text)
+
+    check()
 
 
 @pytest.mark.parametrize(

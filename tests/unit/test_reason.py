@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from gpujobs.injob.folder import OverMemory
 from gpujobs.injob.log import error_in, reason_in
 from gpujobs.injob.memory import with_memory
 from gpujobs.injob.reason import error_of, reason_of
+
+from ..support.each import each
 
 KILLED = """\
 2026-11-26 11:00:00,001 - distributed.client - INFO - waiting
@@ -39,7 +39,7 @@ def program(code: str, tmp_path: Path) -> str:
     ).stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "reason"),
     [
         ("import queue\nqueue.Queue().get_nowait()  # an error", "_queue.Empty"),
@@ -115,7 +115,7 @@ Traceback: '  File "/home/ann/fail/a.py", line 3, in f\\n    raise Empty\\n'
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         (GROUP, "ExceptionGroup: both (2 sub-exceptions): ValueError: a; __main__.Boom: b"),

@@ -20,6 +20,7 @@ from gpujobs.schedulers.base import REGISTERED
 from gpujobs.schedulers.slurm import Slurm
 
 from ..support.cli import ROOT, text_of
+from ..support.each import each
 from .support import plan
 
 BUILT_IN = ["local", "lsf", "pbs", "sge", "slurm", "torque"]
@@ -88,9 +89,7 @@ def test_name_belongs_to_one_class() -> None:
         type("Other", (Slurm,), {"name": "own"})
 
 
-@pytest.mark.parametrize(
-    "name", ["slrum", "Slurm", "base", "registry", "", "..config", "a b", "jobs"]
-)
+@each("name", ["slrum", "Slurm", "base", "registry", "", "..config", "a b", "jobs"])
 def test_unknown_name(name: str) -> None:
     with pytest.raises(InputError) as error:
         get_scheduler(name)

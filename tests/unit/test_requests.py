@@ -7,8 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpujobs.cli.plan_text import plan_text
 from gpujobs.config import placeholders
@@ -52,40 +50,46 @@ def shape(gpus: int, cpus: int) -> JobShape:
     )
 
 
-@given(gpus=st.integers(1, 64), cpus=st.integers(1, 4096))
-def test_all_slots_together_request_at_most_the_gpus(gpus: int, cpus: int) -> None:
-    text = placeholders.expand("{gpus_per_cpu}", shape(gpus, cpus).values())
-    assert re.fullmatch(r"\d+(\.\d{1,6})?", text)
-    total = Fraction(text) * cpus
-    assert total <= gpus
-    assert total > gpus - Fraction(cpus, 10**6) > gpus - 1
+def test_all_slots_together_request_at_most_the_gpus() -> None:
+    from hypothesis import given  # half a second, in each test process if it stood above
+    from hypothesis import strategies as st
+
+    @given(st.integers(1, 64), st.integers(1, 4096))
+    def check(gpus: int, cpus: int) -> None:
+        text = placeholders.expand("{gpus_per_cpu}", shape(gpus, cpus).values())
+        assert re.fullmatch(r"\d+(\.\d{1,6})?", text)
+        total = Fraction(text) * cpus
+        assert total <= gpus
+        assert total > gpus - Fraction(cpus, 10**6) > gpus - 1
+
+    check()
 
 
-@given(
-    memory=st.integers(2**20, 2**42),
-    nodes=st.integers(1, 8),
-    per_node=st.integers(1, 128),
-    name=st.sampled_from(["node", "job", "cpu", "gpu"]),
-    unit=st.sampled_from("KMG"),
-)
-def test_the_memory_of_a_job_is_the_memory_that_is_written(
-    memory: int, nodes: int, per_node: int, name: str, unit: str
-) -> None:
-    text = f"mem={{memory_per_{name}:{unit}}}"
-    parts = {"node": nodes, "job": 1, "cpu": nodes * per_node, "gpu": nodes * 4}[name]
-    request = MemoryRequest((text,), nodes=nodes, cpus=nodes * per_node, gpus=nodes * 4)
-    step = {"K": 2**10, "M": 2**20, "G": 2**30}[unit] * parts
-    for n_bytes in (request.at_most(memory), request.at_least(memory)):
-        if n_bytes < step:
-            continue  # refused when it is written
-        values = JobShape(
-            jobs=1, nodes=nodes, gpus=nodes * 4, cpus=nodes * per_node, memory=n_bytes,
-            workers=nodes * 4, worker_threads=1, worker_memory=None,
-        ).values()  # fmt: skip
-        written = int(placeholders.expand(text, values)[4:])
-        assert written * step == n_bytes
-        assert abs(n_bytes - memory) < step
-    assert request.at_most(memory) <= memory <= request.at_least(memory)
+def test_the_memory_of_a_job_is_the_memory_that_is_written() -> None:
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    names, units = st.sampled_from(["node", "job", "cpu", "gpu"]), st.sampled_from("KMG")
+
+    @given(st.integers(2**20, 2**42), st.integers(1, 8), st.integers(1, 128), names, units)
+    def check(memory: int, nodes: int, per_node: int, name: str, unit: str) -> None:
+        text = f"mem={{memory_per_{name}:{unit}}}"
+        parts = {"node": nodes, "job": 1, "cpu": nodes * per_node, "gpu": nodes * 4}[name]
+        request = MemoryRequest((text,), nodes=nodes, cpus=nodes * per_node, gpus=nodes * 4)
+        step = {"K": 2**10, "M": 2**20, "G": 2**30}[unit] * parts
+        for n_bytes in (request.at_most(memory), request.at_least(memory)):
+            if n_bytes < step:
+                continue  # refused when it is written
+            values = JobShape(
+                jobs=1, nodes=nodes, gpus=nodes * 4, cpus=nodes * per_node, memory=n_bytes,
+                workers=nodes * 4, worker_threads=1, worker_memory=None,
+            ).values()  # fmt: skip
+            written = int(placeholders.expand(text, values)[4:])
+            assert written * step == n_bytes
+            assert abs(n_bytes - memory) < step
+        assert request.at_most(memory) <= memory <= request.at_least(memory)
+
+    check()
 
 
 def test_memory_of_each_slot_is_rounded_once(home: Path) -> None:

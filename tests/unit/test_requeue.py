@@ -25,13 +25,14 @@ from gpujobs.injob.process import ManagedProcess
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 RUN = "gpus: 2\ngpus_per_job: 1\nrun: python x.py\nnetwork: {protocol: tcp}\n"
 
 
 # -- plan ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("name", "ids", "options"),
     [
         ("slurm", ["7", "8"], ["--dependency=afterany:7:8"]),

@@ -14,6 +14,7 @@ from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import SLURM, error_of, made_plan, make_spec
 
 
@@ -60,7 +61,7 @@ def test_the_working_directory_may_be_relative(home: Path, monkeypatch: Any) -> 
     assert notes(home, {"run": ["python", "first.py"], "workdir": "there"}) == []
 
 
-def test_a_script_beside_the_profile(home: Path, monkeypatch: Any) -> None:
+def test_a_script_beside_the_profile_gets_a_note(home: Path, monkeypatch: Any) -> None:
     (home / "first.py").write_text("")
     (home / "there").mkdir()
     monkeypatch.chdir(home / "there")
@@ -107,7 +108,7 @@ def test_commands_without_a_note(home: Path, run: list[str]) -> None:
     assert notes(home, {"run": run}) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("run", "word"),
     [
         ("python first.py > out", ">"), ("python first.py >out 2>&1", ">out"), ("python first.py | tee x", "|"),

@@ -11,6 +11,7 @@ import pytest
 
 from gpujobs.planning.render import render
 
+from ..support.each import each
 from .support import plan
 from .test_quoting import STUB, local_profile
 
@@ -116,7 +117,7 @@ def test_a_setup_that_ends_the_job_is_named(
     assert (ended["kind"], ended["reason"]) == ("failed", found.reason)
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "noted"),
     [
         ("conda activate env", "conda activate env failed (exit code 3)"),

@@ -14,6 +14,7 @@ from gpujobs.errors import InputError, UnavailableError
 from gpujobs.schedulers import NOT_LISTED, CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.sge import GridEngine
 
+from ..support.each import each
 from .support import plan
 
 SGE = GridEngine()
@@ -53,7 +54,7 @@ def test_status_of_arrays_and_jobs() -> None:
     ]  # Eqw stays until it is cancelled
 
 
-@pytest.mark.parametrize(
+@each(
     ("letters", "state"),
     [
         *[(word, "PENDING") for word in ("qw", "hqw", "hRwq", "Rq", "Rqw")],
@@ -63,7 +64,7 @@ def test_status_of_arrays_and_jobs() -> None:
         ("", "UNKNOWN"), ("z", "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_states(letters: str, state: str) -> None:
+def test_letters_of_grid_engine_are_a_state(letters: str, state: str) -> None:
     text = (
         f"<job_info><job_list><JB_job_number>5</JB_job_number><state>{letters}</state><tasks>2-3:1</tasks></job_list>"
         "</job_info>"
@@ -124,7 +125,7 @@ def test_accounting() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("failed", "exit_status", "category", "lasted", "state"),
     [
         ("0    ", "0", "NONE", "1s", "COMPLETED"),
@@ -171,7 +172,7 @@ DOWN = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "away"),
     [
         (CommandResult(("qsub",), 1, "", DOWN), True),

@@ -15,6 +15,7 @@ from gpujobs.config.document import effective_text, parse
 from gpujobs.config.sitefiles import data_folder, load_site
 from gpujobs.doctor.sitereport import check_offline
 
+from ..support.each import each
 from .support import SLURM
 
 FILES = sorted(data_folder("site_configs").glob("*.yaml"))
@@ -41,7 +42,7 @@ def shapes(home: Path, change: tuple[str, str] = ("", "")) -> dict[str, list[str
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@each("file", FILES, ids=lambda file: file.stem)
 def test_shipped_sites_are_correct(file: Path) -> None:
     report = check_offline(str(file))
     assert report.correct, "\n".join(map(str, report.findings))
@@ -175,7 +176,7 @@ def test_exit_codes(home: Path) -> None:
 
 
 # -- sites show --effective ------------------------------------------------------------------------
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@each("file", FILES, ids=lambda file: file.stem)
 def test_the_effective_text_is_the_document(file: Path) -> None:
     document = load_site(str(file)).document
     assert parse(effective_text(document), "x").value == document.value

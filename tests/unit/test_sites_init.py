@@ -15,9 +15,9 @@ from gpujobs.cli.main import main
 from gpujobs.config.sitefiles import SiteFile, load_site
 from gpujobs.doctor.sitedraft import TO_BE_FILLED_IN, Host, draft
 from gpujobs.doctor.sitereport import Comparison, check_offline
-from gpujobs.schedulers import get_scheduler
+from gpujobs.schedulers import CommandResult, get_scheduler
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
-from gpujobs.schedulers.sge_inventory import gpus_of_user, quota_sets
+from gpujobs.schedulers.sge_inventory import GridEngineInventory, gpus_of_user, quota_sets
 
 from ..support.surveys import ANSWERS, survey_of
 from ..support.transcripts import recorded
@@ -429,3 +429,9 @@ def test_no_batch_scheduler_here(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert done.exit_code == 2 and "there is no folder nosuch for s.yaml" in done.stderr
     done = CliRunner().invoke(main, ["sites", "init", "-o", str(home / "s.yaml")])
     assert done.exit_code == 2 and "s.yaml exists; it is not overwritten" in done.stderr
+
+
+def test_a_host_of_grid_engine_without_gpus_has_none() -> None:
+    line = "-" * 81 + "\ncpu.q@node9   BIP   0/2/16   0.10   lx-amd64 \n\thl:mem_total=64.000G\n"
+    (node,) = GridEngineInventory().parse_nodes(CommandResult(("qstat",), 0, line))
+    assert (node.name, node.gpus, node.free_gpus, node.free_cpus) == ("node9", 0, 0, 14)

@@ -12,6 +12,7 @@ from gpujobs.config.sitefiles import load_site
 from gpujobs.doctor.sitereport import Comparison, _compared
 from gpujobs.schedulers.inventory import LiveNode, LiveQueue, Survey
 
+from ..support.each import each
 from ..support.surveys import survey_of
 from ..support.transcripts import recorded
 from .support import SLURM
@@ -33,7 +34,7 @@ def test_a_file_that_agrees(home: Path) -> None:
     assert differences(home, lower, SURVEY) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (("max_walltime: 1d", "max_walltime: 25h"), "5: slurm: the walltime in queue gpu is at most 24h"),
@@ -46,7 +47,9 @@ def test_a_file_that_agrees(home: Path) -> None:
         (("  gpu:", "  a100:"), "5: slurm: there is no queue a100; there are gpu"),
     ],
 )  # fmt: skip
-def test_differences(home: Path, change: tuple[str, str], message: str) -> None:
+def test_each_difference_from_the_machine_is_found(
+    home: Path, change: tuple[str, str], message: str
+) -> None:
     assert differences(home, TYPED.replace(*change), SURVEY) == [message]
 
 
@@ -232,7 +235,7 @@ def test_a_file_that_agrees_with_another_batch_scheduler(home: Path, name: str) 
     assert differences(home, site_text(name), survey_of(name)) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "change", "message"),
     [
         ("pbs", ("24h", "25h"), "the walltime in queue gpuq is at most 24h"),
@@ -256,7 +259,7 @@ def test_a_file_that_agrees_with_another_batch_scheduler(home: Path, name: str) 
         ("sge", ("nodes: 2", "nodes: 3"), "it has 2 such nodes"),
     ],
 )  # fmt: skip
-def test_differences_of_another_batch_scheduler(
+def test_each_difference_of_another_batch_scheduler_is_found(
     home: Path, name: str, change: tuple[str, str], message: str
 ) -> None:
     (found,) = differences(home, site_text(name, change), survey_of(name))

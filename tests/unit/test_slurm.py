@@ -9,6 +9,8 @@ from gpujobs.schedulers import CommandResult, JobId, JobState, JobStatus, Reply
 from gpujobs.schedulers.formats import members
 from gpujobs.schedulers.slurm import Slurm
 
+from ..support.each import each
+
 SLURM = Slurm()
 
 
@@ -65,7 +67,7 @@ def test_status_of_arrays_and_jobs() -> None:
     assert JobId("99") not in found and JobId("9", 7) not in found  # not listed is not finished
 
 
-@pytest.mark.parametrize(
+@each(
     ("native", "state"),
     [
         ("PENDING", "PENDING"), ("CONFIGURING", "PENDING"), ("REQUEUED", "PENDING"), ("REQUEUE_HOLD", "PENDING"),
@@ -76,7 +78,7 @@ def test_status_of_arrays_and_jobs() -> None:
         ("NODE_FAIL", "NODE_FAIL"), ("OUT_OF_MEMORY", "OUT_OF_MEMORY"), ("", "UNKNOWN"), ("NEW", "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_states(native: str, state: str) -> None:
+def test_words_of_slurm_are_a_state(native: str, state: str) -> None:
     line = f"5|N/A|{native}|n1|N/A|None|x-1\n"
     assert (
         SLURM.parse_status(CommandResult(("squeue",), 0, line), [JobId("5")])[
@@ -168,7 +170,7 @@ def test_accounting() -> None:
     assert SLURM.parse_accounting(disabled, ids) == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("stderr", "away"),
     [
         (

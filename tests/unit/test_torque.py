@@ -14,6 +14,7 @@ from gpujobs.planning.render import render
 from gpujobs.schedulers import CommandResult, JobId, JobState, Reply
 from gpujobs.schedulers.torque import Torque
 
+from ..support.each import each
 from ..support.transcripts import recorded
 from .support import plan
 
@@ -32,7 +33,7 @@ def test_recorded_id(title: str, number: str) -> None:
     assert TORQUE.parse_submit(recorded("torque", "01-submit-ok.txt", title).stdout) == number
 
 
-@pytest.mark.parametrize(
+@each(
     ("file", "title", "identity", "state", "code"),
     [
         ("03-status.txt", "running, one attribute a line", "21", "RUNNING", None),
@@ -160,7 +161,7 @@ def test_the_path_of_its_own_log(root: str, directive: str) -> None:
     assert TORQUE.output(root, "x", array=True) == directive
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "code", "expected"),
     [
         ("Q", None, "PENDING"), ("H", None, "PENDING"), ("W", None, "PENDING"), ("T", None, "PENDING"), ("R", None, "RUNNING"),
@@ -169,7 +170,9 @@ def test_the_path_of_its_own_log(root: str, directive: str) -> None:
         ("C", -1, "FAILED"), ("Z", None, "UNKNOWN"), ("", None, "UNKNOWN"),
     ],
 )  # fmt: skip
-def test_mapping(state: str, code: int | None, expected: str) -> None:
+def test_state_and_exit_status_of_torque_are_a_state(
+    state: str, code: int | None, expected: str
+) -> None:
     text = f"Job Id: 5.srv\n    Job_Name = x\n    job_state = {state}\n" + (
         f"    exit_status = {code}\n" if code is not None else ""
     )

@@ -16,6 +16,7 @@ from gpujobs.planning.render import render
 from gpujobs.planning.transport import SLOW_MEMORY
 
 from ..support.cli import ROOT
+from ..support.each import each
 from .support import SLURM, error_of, made_plan
 
 MANAGED = "workers: {rmm_managed_memory: true}\n"
@@ -180,7 +181,7 @@ def test_a_cluster_that_never_has_another_job(fast: Path, profile: str, single: 
     assert {"--single-job" in script.text for script in scripts} == {single}
 
 
-@pytest.mark.parametrize(
+@each(
     ("profile", "site", "noted"),
     [
         ("gpus: 4\ngpus_per_job: 2\n", "s.yaml", True),

@@ -21,6 +21,7 @@ from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.words import NotHere
 
 from ..support.cli import ROOT
+from ..support.each import each
 from .support import PYTHON, SLURM, error_of
 
 CASES = json.loads((ROOT / "tests" / "data" / "jobqueue_keywords.json").read_text())
@@ -59,7 +60,7 @@ def torque_site(home: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["case"]))
+@each("case", CASES, ids=lambda case: str(case["case"]))
 def test_keywords_of_public_scripts_get_their_gpus_or_name_the_line(
     home: Path, case: dict[str, Any]
 ) -> None:
@@ -83,7 +84,7 @@ def test_keywords_of_public_scripts_get_their_gpus_or_name_the_line(
 
 
 # -- directives ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("name", "line", "keys", "rest"),
     [
         ("slurm", "--gres=gpu:4", "gpus_per_job: 4", ""),
@@ -342,7 +343,7 @@ def test_all_errors_come_in_one_round() -> None:
 
 
 # -- memory --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
+@each(
     ("memory", "mib"),
     [
         ("2.2GiB", 2252), ("7.7GB", 7343), ("4000000000B", 3814), (int(15e9), 14305), (1e9, 953),

@@ -8,6 +8,7 @@ import pytest
 
 from gpujobs.errors import InputError
 
+from ..support.each import each
 from .support import plan
 
 CASES = [
@@ -31,9 +32,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("site", "profile", "jobs", "lines"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)]
-)
+@each(("site", "profile", "jobs", "lines"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)])
 def test_resource_lines(
     tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]
 ) -> None:
@@ -48,7 +47,7 @@ def test_whole_nodes(tmp_path: Path) -> None:
         plan(tmp_path, {"gpus": 6, "account": "ABCD0001", "walltime": "1h"}, "derecho")
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpus", "per_job", "jobs"),
     [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 1), (5, 1, 5), (6, 3, 2), (8, 4, 2), (12, 4, 3)],
 )

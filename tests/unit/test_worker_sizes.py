@@ -22,6 +22,7 @@ from gpujobs.planning import workeroptions
 from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render
 
+from ..support.each import each
 from .support import error_of, made_plan
 
 PAIRS = {"gpus_per_worker": 2}
@@ -121,7 +122,7 @@ def test_the_number_of_gpus_may_be_left_out(home: Path) -> None:
     assert made_plan(home, {"workers": HALVES}).n_workers == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "words"),
     [
         (profile(5, PAIRS), ["svd.yaml:2", "`gpus` is 5, not a multiple of `workers.gpus_per_worker`, which is 2", "gpus: 4 or 6"]),
@@ -138,7 +139,9 @@ def test_the_number_of_gpus_may_be_left_out(home: Path) -> None:
         ({"workers_per_gpu": 2}, ["`workers.workers_per_gpu`"]),
     ],
 )  # fmt: skip
-def test_errors(home: Path, wrong: dict[str, Any], words: list[str]) -> None:
+def test_contradicting_sizes_of_workers_are_refused(
+    home: Path, wrong: dict[str, Any], words: list[str]
+) -> None:
     error = error_of(home, wrong)
     for word in words:
         assert word in error
@@ -248,7 +251,7 @@ def python_plan(home: Path, n_workers: int, **keywords: Any) -> Any:
     return make_plan(spec, python="python", elastic=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("n_workers", "keywords", "expected"),
     [  # GPUs and workers of a job, jobs at the start
         (2, {"gpus_per_worker": 2}, (4, 2, 1)),
