@@ -83,7 +83,7 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
         return True
     if folder.ended is not None or job.state in (JobState.CANCELLED, JobState.PREEMPTED):
         return None
-    if job.phase is JobPhase.FAILED and job.started:
+    if job.phase is JobPhase.FAILED and job.has_run:
         others = (one for one in report.jobs if one.group == job.group and one.node != job.node)
         return any(folder.seen.intersection(one.workers) for one in others) or None
     gone = max((folder.gone.get(name, 0.0) for name in job.workers), default=0.0) or now

@@ -169,7 +169,7 @@ def judge(
     current = tuple(job for job in jobs if job.attempt == attempt)
     if record.attempts > 1:
         names = names.intersection(name for job in current for name in job.workers)
-        jobs = tuple(_excused(job, attempt) for job in jobs)
+        jobs = tuple(_without_failed_start(job, attempt) for job in jobs)
     state, reason = cluster_state(record, folder, current, names, owned=owned)
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
@@ -186,7 +186,7 @@ def judge(
     )
 
 
-def _excused(job: JobReport, attempt: int) -> JobReport:
+def _without_failed_start(job: JobReport, attempt: int) -> JobReport:
     """Return a job; the workers of one of an earlier attempt need not have connected."""
     failed = job.phase is JobPhase.FAILED and job.state is not JobState.FAILED
     return replace(job, phase=JobPhase.ENDED) if failed and job.attempt < attempt else job
@@ -277,8 +277,8 @@ class _Judge:
             exit_code=status.exit_code,
             node=status.node or self._node(number),
             began=self.folder.began.get(number),
-            started=self._has_run(number),
-            starts=status.starts,
+            has_run=self._has_run(number),
+            expected_start=status.starts,
             head=self.folder.head == number,
             attempt=submission.attempt,
             group="" if group == HEAD else group,

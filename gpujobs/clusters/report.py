@@ -97,9 +97,9 @@ class JobReport:
     node: str = ""
     began: float | None = None
     """When it last started, in epoch seconds of its node; None: it has not."""
-    started: bool = False
+    has_run: bool = False
     """Whether its script has ever run."""
-    starts: str = ""
+    expected_start: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False
     attempt: int = 1
@@ -144,7 +144,7 @@ class JobReport:
     @property
     def loss(self) -> str:
         """Why it brings no workers any more, as ``job 1 did not start: node2: launch failed``."""
-        verb = "ended" if self.started else "did not start"
+        verb = "ended" if self.has_run else "did not start"
         return ": ".join(
             filter(None, (f"job {self.number} {verb}", self.node, self.reason or self.state.value))
         )
@@ -163,7 +163,7 @@ class JobReport:
     @property
     def start_remark(self) -> str:
         """The expected start, as ``starts 2026-11-22T10:58:32``; "" if it is not known."""
-        return f"starts {self.starts}" if self.starts else ""
+        return f"starts {self.expected_start}" if self.expected_start else ""
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def job_json(job: JobReport) -> dict[str, Json]:
         "reason": job.reason,
         "exit_code": job.exit_code,
         "node": job.node,
-        "starts": job.starts,
+        "starts": job.expected_start,
         "head": job.head,
         "workers": list(job.workers),
         "connected": list(job.connected),

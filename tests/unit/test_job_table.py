@@ -18,7 +18,7 @@ JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("
 
 
 def test_table() -> None:
-    waiting = replace(JOB, reason="Priority", starts="2026-01-01T10:00:00")
+    waiting = replace(JOB, reason="Priority", expected_start="2026-01-01T10:00:00")
     assert job_counts([waiting], reasons=True) == "1 PENDING (Priority)"
     assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable([waiting]))
     assert JobTable([waiting]) == [job_json(waiting)]
