@@ -28,8 +28,9 @@ from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
 from ..text import did_you_mean, plural
 from .display import Controls, JobsDisplay, JobTable
-from .group import PoolJob, WorkerGroup
+from .group import WorkerGroup
 from .head import END_TIMEOUT, Client, DaskControl
+from .jobs import PoolJob
 from .options import Amount
 from .pool import JobPool
 from .scaler import Scaler, wait_for

@@ -32,7 +32,8 @@ from ..planning.plan import JobGroup, Plan
 from ..planning.render import JobRoles, Script, render_jobs
 from ..schedulers import JobState
 from ..text import plural
-from .group import Halt, PoolJob, PoolJobs, Scope, WorkerGroup, count_ends
+from .group import Halt, Scope, WorkerGroup, count_ends
+from .jobs import PoolJob, PoolJobs
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
@@ -468,7 +469,7 @@ class JobPool:
         return reports
 
     def _has_ended(self, job: PoolJob, now: float) -> bool:
-        if job.lost_since is not None and now - job.lost_since > LOST_TIMEOUT:
+        if job.away(now) > LOST_TIMEOUT:
             return not job.report.head  # which ends by itself, or is seen to have ended
         return not job.report.active
 

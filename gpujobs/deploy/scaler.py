@@ -15,8 +15,9 @@ from ..clusters.report import JobPhase, job_counts
 from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
 from ..text import clock_text, plural
-from .group import REFUSAL_TIME, Halt, PoolJob, Scope, WorkerGroup
+from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
 from .head import DaskControl
+from .jobs import PoolJob
 from .pool import JobPool, in_background
 
 

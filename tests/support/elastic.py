@@ -13,7 +13,7 @@ from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.deploy.elastic import ElasticCluster, JobAdaptive
-from gpujobs.deploy.group import PoolJob
+from gpujobs.deploy.jobs import PoolJob
 from gpujobs.deploy.pool import JobPool
 from gpujobs.deploy.scaler import Scaler
 

@@ -11,7 +11,16 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
-from gpujobs.deploy.group import START_UP, STEADY, PoolJob, PoolJobs
+from gpujobs.deploy.jobs import (
+    START_UP,
+    STEADY,
+    Away,
+    PoolJob,
+    PoolJobs,
+    Running,
+    Starting,
+    Waiting,
+)
 from gpujobs.schedulers import JobId, JobState
 
 JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("svd-0", "svd-1"))
@@ -54,15 +63,30 @@ def test_html_is_escaped() -> None:
 
 def test_times_of_a_job_of_the_pool() -> None:
     job = PoolJob(JOB, 0.0)
-    assert not job.update(JOB, 1.0) and job.running_since is None
-    assert job.update(replace(JOB, phase=JobPhase.STARTING), 2.0)
-    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0) and job.running_since == 2.0
-    assert job.update(replace(JOB, phase=JobPhase.LOST), 4.0) and job.lost_since == 4.0
-    assert not job.update(replace(JOB, phase=JobPhase.LOST), 5.0) and job.lost_since == 4.0
-    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 6.0) and job.lost_since is None
+    assert not job.update(JOB, 1.0) and job.phase == Waiting()
+    assert job.update(replace(JOB, phase=JobPhase.STARTING), 2.0) and job.phase == Starting(2.0)
+    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0) and job.phase == Running(2.0, 3.0)
+    assert job.update(replace(JOB, phase=JobPhase.LOST), 4.0) and job.phase == Away(2.0, 3.0, 4.0)
+    assert not job.update(replace(JOB, phase=JobPhase.LOST), 5.0) and job.away(5.0) == 1.0
+    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 6.0) and job.phase == Running(2.0, 3.0)
     job.update(replace(JOB, phase=JobPhase.LOST), 7.0)
     job.update(JOB, 8.0)  # requeued
-    assert job.lost_since is None and job.running_since is None
+    assert job.phase == Waiting(again=True) and job.queued == 8.0
+
+
+def test_a_suspended_job_is_not_away() -> None:
+    job = PoolJob(JOB, 0.0)
+    for now, phase in enumerate(("RUNNING", "LOST", "SUSPENDED")):
+        job.update(replace(JOB, phase=JobPhase(phase), state=JobState.RUNNING), float(now))
+    assert job.away(1000.0) == 0.0 and job.phase == Running(0.0, 0.0)
+
+
+def test_the_end_of_a_job_whose_workers_are_away_is_no_success() -> None:
+    job = PoolJob(JOB, 0.0)
+    for now, phase in ((1.0, "RUNNING"), (2.0, "LOST")):
+        job.update(replace(JOB, phase=JobPhase(phase), state=JobState.RUNNING), now)
+    job.update(replace(JOB, phase=JobPhase.ENDED, state=JobState.NODE_FAIL), 50.0)
+    assert not job.steady(50.0)  # its workers were there for a second
 
 
 def test_workers_of_a_requeued_job_start_again() -> None:
@@ -71,10 +95,10 @@ def test_workers_of_a_requeued_job_start_again() -> None:
     for phase in (JobPhase.RUNNING, JobPhase.PENDING):
         job.update(replace(JOB, phase=phase), 1.0)
     job.update(lost, 2.0)  # its workers were connected before, and are not now
-    assert job.report.phase is JobPhase.STARTING and job.lost_since is None
+    assert job.report.phase is JobPhase.STARTING and job.phase == Starting(2.0, again=True)
     job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0)
     job.update(lost, 4.0)
-    assert job.report.phase is JobPhase.LOST and job.lost_since == 4.0
+    assert job.report.phase is JobPhase.LOST and job.phase == Away(2.0, 3.0, 4.0)
 
 
 def test_workers_of_a_requeued_job_have_a_limited_time_to_start() -> None:
@@ -85,7 +109,7 @@ def test_workers_of_a_requeued_job_have_a_limited_time_to_start() -> None:
     job.update(lost, 303.0)
     assert job.report.phase is JobPhase.STARTING
     job.update(lost, 304.0)  # they have come and gone between two looks
-    assert job.report.phase is JobPhase.LOST and job.lost_since == 304.0
+    assert job.report.phase is JobPhase.LOST and job.phase == Away(3.0, None, 304.0)
 
 
 def test_a_requeue_that_nobody_saw() -> None:
@@ -96,12 +120,12 @@ def test_a_requeue_that_nobody_saw() -> None:
     job.leaving = True
     job.update(replace(running, phase=JobPhase.LOST), 20.0)
     job.update(replace(running, phase=JobPhase.LOST, began=1.7e9 + 30), 50.0)
-    assert job.report.phase is JobPhase.STARTING and job.running_since == 50.0
+    assert job.report.phase is JobPhase.STARTING and job.started == 50.0
     assert not job.leaving  # it has its whole walltime again
     job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 60.0)
     job.update(replace(running, phase=JobPhase.RUNNING, began=None), 70.0)  # it could not be read
     job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 80.0)
-    assert job.running_since == 50.0 and job.connected_since == 60.0
+    assert job.phase == Running(50.0, 60.0)
 
 
 def test_a_start_has_succeeded_if_the_workers_stay() -> None:

@@ -10,7 +10,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.history import History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.usage import make_usage
-from gpujobs.deploy.group import PoolJob, PoolJobs
+from gpujobs.deploy.jobs import PoolJob, PoolJobs
 
 from .report_data import RECORD, START
 
