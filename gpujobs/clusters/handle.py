@@ -192,6 +192,10 @@ class ClusterHandle:
         """End the cluster and cancel its jobs. Raises UnavailableError or RefusedError."""
         scale.cancel(self.record, self._ledger)
 
+    def connection(self) -> connect.Connection:
+        """Return how to connect to its dask scheduler. Raises GpujobsError if that does not run."""
+        return connect.connection_to(self.record)
+
     def client(self, **options: object) -> Client:
         """Return a dask Client of the cluster; ``options`` go to it. See `connect`."""
         return connect.connect(self.id, **options)

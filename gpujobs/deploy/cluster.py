@@ -18,6 +18,7 @@ from tornado.ioloop import PeriodicCallback
 from ..clusters import folder as folders
 from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
+from ..clusters.handle import ClusterHandle
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
 from ..clusters.prepare import make_cluster_plan
@@ -28,7 +29,7 @@ from ..injob.names import WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from . import credentials
-from .attached import AttachedCluster, HostCluster
+from .attached import AttachedCluster, submit_on_host
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
 from .keywords import document_of, spec_of
@@ -106,12 +107,12 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     """On this machine: the GPUs to use; None: the free ones."""
 
     def __new__(cls, *arguments: Any, host: str | None = None, **keywords: Any) -> Any:
-        """Return the cluster; with ``host`` a `HostCluster`."""
+        """Return the cluster; with ``host`` that on a login node."""
         if host is None or cls.vocabulary is not JOBQUEUE:
             return super().__new__(cls)
         section = keywords.pop("config_name", cls.config_name)
         configuration = configured(next(iter(cls.batch_schedulers), ""), section)
-        return HostCluster(host, configuration, cls.batch_schedulers, *arguments, **keywords)
+        return submit_on_host(host, configuration, cls.batch_schedulers, *arguments, **keywords)
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     @classmethod
     def from_name(cls, name: str, **options: Any) -> AttachedCluster:
         """Attach to the cluster with this id: `close` detaches, `shutdown` ends it."""
-        return AttachedCluster(name, **options)
+        return AttachedCluster(ClusterHandle(name), **options)
 
     def _open(
         self,
