@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
 from ..config.document import Document
 from ..config.spec import ClusterSpec, read_spec, with_settings
 from ..errors import InputError, UnavailableError
 from ..injob.folder import EXIT_FAILED, EndKind
 from ..planning.limits import JobLimit, QueuedJobs, exceeded, job_limits
-from ..planning.plan import Plan, make_plan
-from ..planning.render import render_jobs, roles_of
+from ..planning.plan import JobGroup, Plan, make_plan
+from ..planning.render import JobRoles, render_jobs, roles_of
 from ..schedulers import JobState
 from ..text import plural
 from . import folder as folders
@@ -30,6 +32,7 @@ from .verdict import write_record
 logger = logging.getLogger("gpujobs")
 
 
+# -- which jobs are added and removed, also by a Python process that owns the cluster --------------
 def jobs_to_release(
     jobs: Iterable[JobReport], count: int, load: Mapping[str, int] | None = None
 ) -> list[JobReport]:
@@ -70,6 +73,66 @@ def check_job_limits(plan: Plan, record: ClusterRecord, name: str, jobs: Mapping
         raise InputError(f"{group}{limit.message(jobs[name])}")
 
 
+def plan_of_more(
+    plan: Plan,
+    record: ClusterRecord,
+    name: str,
+    jobs: Mapping[str, int],
+    client: SchedulerClient,
+    ledger: Ledger,
+) -> Plan:
+    """Return ``plan`` for more jobs of the group ``name``, which avoid bad nodes.
+
+    ``jobs``: how many each group will have. Raises InputError if they exceed a limit.
+    """
+    check_job_limits(plan, record, name, jobs)
+    return with_avoided(plan, client, ledger, record.id, jobs)
+
+
+def add_jobs(
+    plan: Plan,
+    record: ClusterRecord,
+    group: JobGroup,
+    roles: JobRoles,
+    numbers: range,
+    client: SchedulerClient,
+    ledger: Ledger,
+    *,
+    limit: int | None,
+    devices: tuple[str, ...] = (),
+    site_folder: Path,
+) -> Iterator[ClusterRecord]:
+    """Submit jobs of a group with these numbers, in arrays of at most ``limit`` jobs.
+
+    Yields the record after each array. ``devices``: GPUs of this machine for the jobs. Raises
+    RefusedError, or UnavailableError: then the last array may be accepted all the same.
+    """
+    scripts = render_jobs(
+        plan,
+        record.id,
+        group,
+        roles,
+        numbers.start,
+        len(numbers),
+        limit=limit,
+        devices=devices,
+        site_folder=site_folder,
+    )
+    for script in scripts:
+        record = send(record, script, client, ledger)
+        yield record
+
+
+def note_removed(record: ClusterRecord, jobs: Iterable[JobReport], ledger: Ledger) -> ClusterRecord:
+    """Record that jobs are asked to leave, before they do: nothing misses or replaces them."""
+    removed = (*record.removed, *(job.number for job in jobs))
+    record = ledger.update(record.id, removed=removed)
+    if record.owner == "cluster":
+        write_record(record)
+    return record
+
+
+# -- `gpujobs scale` -------------------------------------------------------------------------------
 def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> None:
     """Change groups of a cluster to ``workers`` workers in whole jobs; the head's job always stays.
 
@@ -161,23 +224,23 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     plan = replace(plan, root=str(record.path.parent))
     active = Counter(job.group for job in report.jobs if job.active and job.workers)
     active[name] += jobs
-    check_job_limits(plan, record, name, active)
     client = client_of(record)
-    plan = with_avoided(plan, client, ledger, record.id, active)
-    group = plan.group(name)
-    scripts = render_jobs(
+    plan = plan_of_more(plan, record, name, active, client, ledger)
+    group, first = plan.group(name), 1 + max(record.jobs)
+    added = add_jobs(
         plan,
-        record.id,
+        record,
         group,
         roles_of(plan, group),
-        1 + max(record.jobs),
-        jobs,
+        range(first, first + jobs),
+        client,
+        ledger,
         limit=array_limit(plan, client, jobs),
         devices=plan.devices,
         site_folder=spec.site.path.parent,
     )
-    for script in scripts:
-        record = send(record, script, client, ledger)
+    for updated in added:
+        record = updated
     logger.info("added %s%s", plural(jobs, "job"), _of_group(name))
     return record
 
@@ -218,9 +281,7 @@ def _remove(
     chosen = jobs_to_release(jobs, number)
     if len(chosen) < number:
         logger.info("the head's job stays: it runs the dask scheduler")
-    removed = (*record.removed, *(job.number for job in chosen))
-    record = ledger.update(record.id, removed=removed)
-    write_record(record)  # before the jobs end: their head does not miss them
+    record = note_removed(record, chosen, ledger)
     for job in chosen:
         if not job.phase.waits:
             folders.write_atomically(record.path / f"leave-{job.number}", "")

@@ -129,7 +129,7 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
             worker_options={"rmm_pool_size": 0.5}, name="profile", quiet=True, scheduler_options={"dashboard_address": ":0"},
             **{key: value for key, value in keywords.items() if value is not None},
         ) as two:  # fmt: skip
-            two._pool._submitter._next_number = one._pool._submitter._next_number
+            two._pool._next_number = one._pool._next_number
             assert one.job_script().replace(one.id, two.id) == two.job_script()
         submitted = next((one.folder / "scripts").iterdir()).read_text()
         assert one.scheduler_address not in submitted  # read from the cluster's folder
