@@ -153,7 +153,7 @@ class ClusterHandle:
             if report.gone and not report.record.run and report.folder.head not in report.gone:
                 raise _incomplete(report)
             asked = time.monotonic() - self._monitor.age > written
-            if asked and report.record.owner == "cluster":  # its head need not ask, too
+            if asked and report.record.replaces == "none":  # its head need not ask, too
                 written = time.monotonic()
                 write_verdict(report)
             if timeout is not None and time.monotonic() - started > timeout:

@@ -18,6 +18,7 @@ from ..config.site import Site
 from ..config.sitefiles import SiteFile, cluster_name
 from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
+from ..planning.lifetime import Replaces
 from ..planning.plan import Machine, Plan, make_plan
 from ..schedulers import get_scheduler
 from ..schedulers.local import INHERIT
@@ -41,7 +42,7 @@ _DASK_KEY = re.compile(r"DASK_(DISTRIBUTED__(WORKER|NANNY|SCHEDULER|ADMIN|P2P)__
 
 
 def make_cluster_plan(
-    spec: ClusterSpec, *, elastic: bool = False, devices: tuple[str, ...] | None = None
+    spec: ClusterSpec, *, replaces: Replaces = "none", devices: tuple[str, ...] | None = None
 ) -> Plan:
     """Return the plan of ``spec``; ``devices``: GPUs of this machine, None: the free ones."""
     texts: list[Loc] = [("environment", "setup")]
@@ -50,9 +51,9 @@ def make_cluster_plan(
         raise errors.InputError(problems)
     machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
-    spec, own_modules = with_modules(spec, owned=elastic)
+    spec, own_modules = with_modules(spec, replaces)
     spec = with_dask_files(spec)
-    plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
+    plan = make_plan(spec, python=spec.python, machine=machine, replaces=replaces)
     problems_of_space = space_problems(Path(plan.root), spec.site.site.quota_command)
     space = (f"warning: {problem}" for problem in problems_of_space)
     own = (
@@ -93,14 +94,14 @@ def scripts_of(
     return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)
 
 
-def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec, str]:
+def with_modules(spec: ClusterSpec, replaces: Replaces = "none") -> tuple[ClusterSpec, str]:
     """Return ``spec`` with the folder from which workers import, too, and a note about it.
 
     That is the first place in which Python looks for the modules of a program: the folder of the
-    script in `run`, or if this process owns the cluster (``owned``), of its main script. Workers
+    script in `run`, or if this process owns the cluster, of its main script. Workers
     import from `workdir` in any case. A folder that all users can write is not used.
     """
-    script = _main_script() if owned else script_of(spec.profile.run)
+    script = _main_script() if replaces == "owner" else script_of(spec.profile.run)
     folder = _folder_of(spec.workdir / script) if script else None
     if folder is None or not folder.is_dir() or _is_same(folder, spec.workdir):
         return replace(spec, modules=""), ""
@@ -109,7 +110,11 @@ def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec
     except errors.InputError as error:
         why = f"{error.problems[0].message}; `workdir` or PYTHONPATH may name it"
         return replace(spec, modules=""), f"own modules of {script}: {why}"
-    note = "" if owned else f"workers also import modules from {folder}, the folder of {script}"
+    note = (
+        ""
+        if replaces == "owner"
+        else f"workers also import modules from {folder}, the folder of {script}"
+    )
     return replace(spec, modules=str(folder)), note
 
 

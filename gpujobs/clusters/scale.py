@@ -45,7 +45,7 @@ def jobs_to_release(
 
     def cost(job: JobReport) -> tuple[bool, bool, int, int]:
         load_of_job = sum(tasks.get(name, 0) for name in job.connected)
-        return not job.phase.waits, bool(job.connected), load_of_job, -job.number
+        return not job.waits, bool(job.connected), load_of_job, -job.number
 
     return sorted((job for job in jobs if not job.head), key=cost)[:count]
 
@@ -127,7 +127,7 @@ def note_removed(record: ClusterRecord, jobs: Iterable[JobReport], ledger: Ledge
     """Record that jobs are asked to leave, before they do: nothing misses or replaces them."""
     removed = (*record.removed, *(job.number for job in jobs))
     record = ledger.update(record.id, removed=removed)
-    if record.owner == "cluster":
+    if record.replaces == "none":
         write_record(record)
     return record
 
@@ -202,7 +202,7 @@ def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger)
 
 def _check_scalable(report: ClusterReport) -> None:
     record = report.record
-    if record.owner != "cluster":
+    if record.replaces == "owner":
         raise InputError(f"{record.id} is owned by a Python process, which scales it")
     if not record.elastic:
         raise InputError(f"{record.id} is one allocation and cannot be resized")
@@ -283,9 +283,9 @@ def _remove(
         logger.info("the head's job stays: it runs the dask scheduler")
     record = note_removed(record, chosen, ledger)
     for job in chosen:
-        if not job.phase.waits:
+        if not job.waits:
             folders.write_atomically(record.path / f"leave-{job.number}", "")
-    waiting = [job.job for job in chosen if job.phase.waits]
+    waiting = [job.job for job in chosen if job.waits]
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
         client_of(record).cancel(waiting, [record.id], others)
@@ -374,5 +374,6 @@ def _wait_for_exits(reader: FolderReader, seconds: float, system: System) -> Non
 
 def orphaned(record: ClusterRecord) -> bool:
     """Return whether the Python process that owned a cluster is gone."""
-    owned = record.owner == "client" and not record.finished
-    return owned and not folders.has_owner(record.path)
+    if record.replaces == "none" or record.finished:
+        return False
+    return not folders.has_owner(record.path)

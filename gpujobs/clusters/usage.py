@@ -352,7 +352,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
 
 def _excused(cluster: ClusterReport, job: JobReport) -> JobReport:
     """Return the report of a job; an ended cluster loses its workers before their jobs exit."""
-    if cluster.folder.ended is not None and job.active and job.phase is JobPhase.LOST:
+    if cluster.folder.ended is not None and job.active and job.lacks_workers:
         return replace(job, phase=JobPhase.LEAVING)
     return job
 
@@ -486,7 +486,7 @@ def total(phases: list[Phase], kind: PhaseKind) -> float:
 
 def _before_running(job: JobUsage) -> Iterator[Phase]:
     started = job.started
-    never_ran = started is None and job.report.phase is JobPhase.FAILED
+    never_ran = started is None and job.report.in_vain
     if job.submitted is not None and not never_ran:  # when it left the queue is not known
         yield Phase(PhaseKind.PENDING, job.submitted, started or job.until)
     if started is not None:

@@ -231,7 +231,7 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def _controls(self) -> Controls:
         record = self._known_report().record
-        if record.owner == "client" or not record.elastic:
+        if record.replaces == "owner" or not record.elastic:
             return Controls()
         groups = {group.name: group.workers for group in record.groups}
         return Controls(groups, self._scale_group)

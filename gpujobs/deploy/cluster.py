@@ -198,7 +198,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         notes: Iterable[str] = (),
     ) -> None:
         spec.site.check_named()
-        plan = make_cluster_plan(spec, elastic=True, devices=self._devices)
+        plan = make_cluster_plan(spec, replaces="owner", devices=self._devices)
         plan, reason = with_usable_protocols(plan, only_one=options.local_scheduler)
         self._owner = os.getpid()
         self._pool = JobPool(spec, plan, Ledger())

@@ -196,11 +196,11 @@ class WorkerGroup:
 
     def _failed_starts_error(self, past: Iterable[JobReport]) -> JobFailedError:
         own = [job for job in past if job.group == self.name]
-        ended = [job for job in own if job.phase is not JobPhase.LEAVING]
-        last = next((job for job in reversed(ended) if job.phase is JobPhase.FAILED), ended[-1])
+        ended = [job for job in own if job.phase is JobPhase.ENDED]
+        last = next((job for job in reversed(ended) if job.in_vain), ended[-1])
         tail = "\n".join(["", *quoted(last.log)])
         when = "before their workers connected"
-        if last.phase is not JobPhase.FAILED:
+        if not last.in_vain:
             when = "soon after their workers had connected"
         jobs = f"{self.label}{self.failures.jobs} jobs in a row ended {when}"
         hint = "fix it and call scale() again; see cluster.jobs and cluster.get_logs()"

@@ -59,13 +59,13 @@ Phase: TypeAlias = Waiting | Starting | Running | Away
 
 def next_phase(phase: Phase, report: JobReport, now: float, start_timeout: float) -> Phase:
     """Return the phase of a job after a look at it that gave ``report``."""
-    if report.phase.waits:
+    if report.waits:
         return phase if isinstance(phase, Waiting) else Waiting(again=True)
     if isinstance(phase, Waiting):
         phase = Starting(now, phase.again)
     if report.phase is JobPhase.RUNNING:
         return _with_workers(phase, now)
-    if report.phase is JobPhase.LOST:
+    if report.lacks_workers:
         return _without_workers(phase, now, start_timeout)
     if report.active and isinstance(phase, Away):  # suspended, for example
         connected = phase.connected
@@ -97,14 +97,11 @@ STEADY = 30.0
 """Seconds that all workers of a job stay connected until its start has succeeded."""
 
 _STATUS = {
-    JobPhase.SUBMITTED: Status.running,  # as in dask-jobqueue: it was submitted
-    JobPhase.PENDING: Status.running,
+    JobPhase.WAITING: Status.running,  # as in dask-jobqueue: it was submitted
     JobPhase.STARTING: Status.running,
     JobPhase.RUNNING: Status.running,
-    JobPhase.SUSPENDED: Status.paused,
-    JobPhase.LOST: Status.undefined,
+    JobPhase.AWAY: Status.undefined,
     JobPhase.LEAVING: Status.closing,
-    JobPhase.FAILED: Status.failed,
     JobPhase.ENDED: Status.closed,
 }
 
@@ -146,11 +143,11 @@ class PoolJob:
         if isinstance(self.phase, Waiting):
             return False
         starts = {self.report.began, report.began} - {None}
-        return report.phase.waits or len(starts) > 1
+        return report.waits or len(starts) > 1
 
     def judged(self, report: JobReport) -> JobReport:
         """Return the report with all that is known of a requeued job: its workers start again."""
-        if report.phase is JobPhase.LOST and self._starts_again:
+        if report.lacks_workers and self._starts_again:
             return replace(report, phase=JobPhase.STARTING)
         return report
 
@@ -183,7 +180,9 @@ class PoolJob:
     @property
     def status(self) -> Status:
         """Its phase, in dask's words."""
-        return _STATUS[self.report.phase]
+        if self.report.suspended:
+            return Status.paused
+        return Status.failed if self.report.in_vain else _STATUS[self.report.phase]
 
     @property
     def job_id(self) -> str:
@@ -330,7 +329,7 @@ class PoolJobs:
 
     def last_failure(self) -> str:
         """Return "; the last job that failed: REASON", or "" if none has."""
-        failed = (job.reason for job in reversed(self.past) if job.phase is JobPhase.FAILED)
+        failed = (job.reason for job in reversed(self.past) if job.in_vain)
         return next((f"; the last job that failed: {reason}" for reason in failed), "")
 
     def devices(self, but: str | None = None) -> set[str]:
@@ -349,7 +348,7 @@ class PoolJobs:
 
     def _newer(self, known: JobReport, fresh: JobReport | None) -> JobReport:
         """Return the present report of a job; how it ended is final, why it leaves is kept."""
-        if fresh is None or known.phase in (JobPhase.FAILED, JobPhase.ENDED):
+        if fresh is None or known.phase is JobPhase.ENDED:
             return known
         if known.phase is JobPhase.LEAVING:
             return replace(fresh, reason=known.reason)

@@ -91,7 +91,7 @@ class Canceller:
 
 
 # -- the pool --------------------------------------------------------------------------------------
-WORKERS = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
+WORKERS = JobRoles(scheduler=False, workers=True, run=False, replaces="owner")
 LOST_TIMEOUT = 60.0
 """Seconds after which a running job whose workers have disconnected is cancelled."""
 QUERY_DELAY = 1.0
@@ -114,7 +114,7 @@ class JobPool:
         self.plan = plan
         self.ledger = ledger
         self.id = ledger.new_id(plan.name)
-        self.record: ClusterRecord = new_record(plan, self.id, owner="client")
+        self.record: ClusterRecord = new_record(plan, self.id, "owner")
         self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
         self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
         self.halt: Halt | None = None
@@ -224,7 +224,7 @@ class JobPool:
         )
         jobs = next(jobs for jobs in self.plan.all_jobs if self.plan.may_be_head(jobs))
         workers = self.plan.head is None
-        roles = JobRoles(scheduler=True, workers=workers, run=False, client_owns=True)
+        roles = JobRoles(scheduler=True, workers=workers, run=False, replaces="owner")
         devices = self._free_devices(jobs, 1) if workers else ()
         number = self._next_number
         await self._submit(jobs, roles, 1, devices)
@@ -306,8 +306,9 @@ class JobPool:
             report = JobReport(
                 number=number,
                 job=job,
-                phase=JobPhase.SUBMITTED,
+                phase=JobPhase.WAITING,
                 state=JobState.UNKNOWN,
+                unseen=True,
                 group=jobs.group if workers else "",
                 workers=tuple(names),
                 id=self.plan.scheduler.show_id(job),
@@ -439,10 +440,10 @@ class JobPool:
     def _finish(self, job: PoolJob, now: float) -> JobReport:
         """Move a job that has ended to the past ones; cancel it if it is still in the queue."""
         report = job.report
-        phase, reason = report.phase, report.reason or report.state.value
-        if phase is JobPhase.LOST:
-            phase, reason = JobPhase.ENDED, "it runs, but its workers disconnected"
-        elif phase is JobPhase.FAILED:
+        reason = report.reason or report.state.value
+        if report.lacks_workers:
+            reason = "it runs, but its workers disconnected"
+        elif report.in_vain:
             job.report = with_log(self.record, report)
         elif not job.steady(now) and (why := job_error(self.record, report)):
             reason = f"{reason}: {why}"
@@ -450,9 +451,9 @@ class JobPool:
             kind = _KIND_OF_HEAD.get(report.state, EndKind.FAILED)
             self.end(kind, f"the dask scheduler's job {report.id} ended: {reason}")
         if not report.in_queue:
-            return self.jobs.finish(job, phase, reason)
+            return self.jobs.finish(job, JobPhase.ENDED, reason)
         self._canceller.cancel_soon([job])
-        return self.jobs.release(job, phase, reason)
+        return self.jobs.release(job, JobPhase.ENDED, reason)
 
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""
@@ -462,7 +463,7 @@ class JobPool:
         if self.ended and not self._closing.is_set() and self.halt is None:
             self.halt = Halt(Scope.CLUSTER, self.ended_error())
             jobs = self.jobs.active.values()
-            self._canceller.cancel_soon([job for job in jobs if job.report.phase.waits])
+            self._canceller.cancel_soon([job for job in jobs if job.report.waits])
 
     def ended_error(self) -> JobFailedError:
         """Return the error of a cluster that has ended or was closed."""

@@ -546,7 +546,7 @@ def test_adapt_scales_by_whole_jobs_without_flapping(make: Callable[..., Any]) -
 
 def test_a_wait_for_pending_jobs_says_why(make: Callable[..., Any]) -> None:
     cluster = make(scale=2, directives=["--begin=now+1hour"])
-    with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 PENDING \(BeginTime\)"):
+    with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 WAITING \(BeginTime\)"):
         cluster.wait_for_workers(2, timeout=SHORT)
     assert [(job["phase"], job["reason"]) for job in cluster.jobs] == [("PENDING", "BeginTime")] * 2
     assert "BeginTime" in repr(cluster.jobs) and "BeginTime" in cluster._repr_html_()

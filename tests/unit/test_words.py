@@ -33,7 +33,7 @@ def planned(kind: str, keywords: dict[str, Any], site: str | None = None) -> Pla
     batch_schedulers = getattr(gpujobs, kind).batch_schedulers
     with hints_in_python():
         spec = spec_of(own, site, 0, batch_schedulers)
-        return make_plan(spec, python=PYTHON, elastic=True)
+        return make_plan(spec, python=PYTHON, replaces="owner")
 
 
 def slurm(**keywords: Any) -> Plan:
