@@ -115,8 +115,6 @@ class PoolJob:
     """When it was submitted, or last requeued; like all times here, of the monotonic clock."""
     devices: tuple[str, ...] = ()
     """GPUs of this machine that it uses; none if a batch scheduler assigns them."""
-    start_timeout: float = math.inf
-    """Seconds for which a requeued job may be without its workers."""
     phase: Phase = Waiting()
     leaving: bool = False
     """Its walltime is nearly over; it no longer counts towards the target."""
@@ -128,11 +126,14 @@ class PoolJob:
     cancel_again: float = 0.0
     """When it is cancelled again if the batch scheduler still has it, once it is released."""
 
-    def update(self, report: JobReport, now: float) -> bool:
-        """Take over a new report; return whether its phase has changed."""
+    def update(self, report: JobReport, now: float, start_timeout: float = math.inf) -> bool:
+        """Take over a new report; return whether its phase has changed.
+
+        ``start_timeout``: seconds for which a requeued job may be without its workers.
+        """
         if self._is_requeued(report):
             self.phase, self.queued, self.leaving = Waiting(again=True), now, False
-        self.phase = next_phase(self.phase, report, now, self.start_timeout)
+        self.phase = next_phase(self.phase, report, now, start_timeout)
         before = self.report
         known_start = before.began if report.began is None else report.began
         self.report = replace(self.judged(report), began=known_start)
@@ -203,9 +204,14 @@ RECENT = 8
 
 
 class PoolJobs:
-    """The jobs of a pool by number. ``walltimes``: of the jobs of each group, in seconds."""
+    """The jobs of a pool by number. ``walltimes``: of the jobs of each group, in seconds.
 
-    def __init__(self, walltimes: Mapping[str, int | None]) -> None:
+    ``start_timeout``: seconds for which a requeued job may be without its workers.
+    """
+
+    def __init__(
+        self, walltimes: Mapping[str, int | None], start_timeout: float = math.inf
+    ) -> None:
         self.active: dict[int, PoolJob] = {}
         self.released: dict[int, PoolJob] = {}
         """Jobs that were removed or given up, until the batch scheduler no longer has them."""
@@ -213,6 +219,7 @@ class PoolJobs:
         self.longest_wait = 0.0
         """Seconds that a job has waited in the queue before it ran; the longest so far."""
         self._walltimes = walltimes
+        self._start_timeout = start_timeout
         self._waits = {group: deque[float](maxlen=RECENT) for group in walltimes}
         """Seconds that the last started jobs of each group have waited."""
         self._all: dict[int, PoolJob] = {}
@@ -253,7 +260,7 @@ class PoolJobs:
             if known := self.active.get(job.number):
                 head = job.head or known.report.head
                 before = known.phase
-                changed |= known.update(replace(job, head=head), now)
+                changed |= known.update(replace(job, head=head), now, self._start_timeout)
                 if isinstance(before, Waiting) and known.started is not None:
                     self._note_wait(known, before, now)
         self._note_leaving(now)

@@ -116,7 +116,8 @@ class JobPool:
         self.id = ledger.new_id(plan.name)
         self.record: ClusterRecord = new_record(plan, self.id, "owner")
         self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
-        self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
+        walltimes = {group.group: group.walltime for group in plan.groups}
+        self.jobs = PoolJobs(walltimes, plan.profile.start_timeout)
         self.halt: Halt | None = None
         """Why no group gets more jobs: the cluster has ended."""
         self.conflict: Exception | None = None
@@ -313,9 +314,7 @@ class JobPool:
                 workers=tuple(names),
                 id=self.plan.scheduler.show_id(job),
             )
-            devices = submission.devices_of(number)
-            timeout = self.plan.profile.start_timeout
-            self.jobs.add(PoolJob(report, now, devices=devices, start_timeout=timeout))
+            self.jobs.add(PoolJob(report, now, devices=submission.devices_of(number)))
 
     async def recover(self) -> bool:
         """Add the jobs of a submission without a reply; return whether its outcome is known.

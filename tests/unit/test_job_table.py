@@ -111,13 +111,13 @@ def test_workers_of_a_requeued_job_start_again() -> None:
 
 
 def test_workers_of_a_requeued_job_have_a_limited_time_to_start() -> None:
-    job = PoolJob(JOB, 0.0, start_timeout=300.0)
+    job = PoolJob(JOB, 0.0)
     lost = replace(JOB, phase=JobPhase.AWAY, state=JobState.RUNNING)
     for now, report in ((1.0, replace(JOB, phase=JobPhase.RUNNING)), (2.0, JOB), (3.0, lost)):
-        job.update(report, now)
-    job.update(lost, 303.0)
+        job.update(report, now, 300.0)
+    job.update(lost, 303.0, 300.0)
     assert job.report.phase is JobPhase.STARTING
-    job.update(lost, 304.0)  # they have come and gone between two looks
+    job.update(lost, 304.0, 300.0)  # they have come and gone between two looks
     assert job.report.phase is JobPhase.AWAY and job.phase == Away(3.0, None, 304.0)
 
 
