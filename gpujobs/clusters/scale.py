@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
 from ..config.document import Document
 from ..config.spec import ClusterSpec, read_spec, with_settings
 from ..errors import InputError, UnavailableError
 from ..injob.folder import EXIT_FAILED, EndKind
-from ..planning.limits import JobLimit, QueuedJobs, exceeded, job_limits
-from ..planning.plan import JobGroup, Plan, make_plan
-from ..planning.render import JobRoles, render_jobs, roles_of
+from ..planning.plan import make_plan
+from ..planning.render import roles_of
 from ..schedulers import JobState
 from ..text import plural
 from . import folder as folders
@@ -26,113 +23,13 @@ from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .prepare import machine_of, with_dask_files, with_modules
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message
-from .submit import array_limit, send, with_avoided
+from .resize import add_jobs, check_group_names, jobs_to_release, note_removed, plan_of_more
+from .submit import array_limit
 from .verdict import write_record
 
 logger = logging.getLogger("gpujobs")
 
 
-# -- which jobs are added and removed, also by a Python process that owns the cluster --------------
-def jobs_to_release(
-    jobs: Iterable[JobReport], count: int, load: Mapping[str, int] | None = None
-) -> list[JobReport]:
-    """Return the ``count`` jobs that cost least to lose, never the head's.
-
-    Waiting jobs go first, then those whose workers have not connected, then those with the fewest
-    tasks (``load``, by worker name); of equal jobs the newest.
-    """
-    tasks = load or {}
-
-    def cost(job: JobReport) -> tuple[bool, bool, int, int]:
-        load_of_job = sum(tasks.get(name, 0) for name in job.connected)
-        return not job.waits, bool(job.connected), load_of_job, -job.number
-
-    return sorted((job for job in jobs if not job.head), key=cost)[:count]
-
-
-def limits_of(
-    plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]
-) -> list[JobLimit]:
-    """Return the limits of the number of jobs of the group ``name``.
-
-    ``jobs``: how many jobs each group has; those of the others count in addition.
-    """
-    others = [QueuedJobs(plan.head.queue_key, 1)] if plan.head else []
-    for group in record.groups:
-        if group.name != name:
-            others.append(QueuedJobs(group.queue, jobs.get(group.name, 0), group.gpus_per_job))
-    planned = plan.group(name)
-    return job_limits(plan.site, planned.queue_key, planned.shape.gpus, others)
-
-
-def check_job_limits(plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]) -> None:
-    """Raise InputError if ``jobs``, by group, exceed a limit that applies to the group ``name``."""
-    limit = exceeded(limits_of(plan, record, name, jobs), jobs[name])
-    if limit is not None:
-        group = f"group {name}: " if name else ""
-        raise InputError(f"{group}{limit.message(jobs[name])}")
-
-
-def plan_of_more(
-    plan: Plan,
-    record: ClusterRecord,
-    name: str,
-    jobs: Mapping[str, int],
-    client: SchedulerClient,
-    ledger: Ledger,
-) -> Plan:
-    """Return ``plan`` for more jobs of the group ``name``, which avoid bad nodes.
-
-    ``jobs``: how many each group will have. Raises InputError if they exceed a limit.
-    """
-    check_job_limits(plan, record, name, jobs)
-    return with_avoided(plan, client, ledger, record.id, jobs)
-
-
-def add_jobs(
-    plan: Plan,
-    record: ClusterRecord,
-    group: JobGroup,
-    roles: JobRoles,
-    numbers: range,
-    client: SchedulerClient,
-    ledger: Ledger,
-    *,
-    limit: int | None,
-    devices: tuple[str, ...] = (),
-    site_folder: Path,
-) -> Iterator[ClusterRecord]:
-    """Submit jobs of a group with these numbers, in arrays of at most ``limit`` jobs.
-
-    Yields the record after each array. ``devices``: GPUs of this machine for the jobs. Raises
-    RefusedError, or UnavailableError: then the last array may be accepted all the same.
-    """
-    scripts = render_jobs(
-        plan,
-        record.id,
-        group,
-        roles,
-        numbers.start,
-        len(numbers),
-        limit=limit,
-        devices=devices,
-        site_folder=site_folder,
-    )
-    for script in scripts:
-        record = send(record, script, client, ledger)
-        yield record
-
-
-def note_removed(record: ClusterRecord, jobs: Iterable[JobReport], ledger: Ledger) -> ClusterRecord:
-    """Record that jobs are asked to leave, before they do: nothing misses or replaces them."""
-    removed = (*record.removed, *(job.number for job in jobs))
-    record = ledger.update(record.id, removed=removed)
-    if record.replaces == "none":
-        write_record(record)
-    return record
-
-
-# -- `gpujobs scale` -------------------------------------------------------------------------------
 def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> None:
     """Change groups of a cluster to ``workers`` workers in whole jobs; the head's job always stays.
 
@@ -167,19 +64,6 @@ def _cancel_left(report: ClusterReport) -> None:
     if left:
         others = [job.job for job in report.jobs if job.active and job.job not in left]
         client_of(report.record).cancel(left, [report.record.id], others)
-
-
-def check_group_names(known: Sequence[str], names: Iterable[str]) -> None:
-    """Raise InputError if ``names``, for which workers are wanted, are not all ``known`` groups."""
-    for name in names:
-        if name in known:
-            continue
-        example = " ".join(f"{group}=…" for group in known)
-        if not name:
-            raise InputError("the cluster has groups; name those to scale", hint=example)
-        if known == [""]:
-            raise InputError(f"the cluster has no groups, so no {name!r}")
-        raise InputError(f"the cluster has no group {name!r}; it has {', '.join(known)}")
 
 
 def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger) -> ClusterRecord:

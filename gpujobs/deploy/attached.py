@@ -23,7 +23,7 @@ from ..clusters.monitor import with_log
 from ..clusters.notebook import Card
 from ..clusters.remote import RemoteHandle
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import check_group_names
+from ..clusters.resize import check_group_names
 from ..errors import InputError
 from ..schedulers import JobState, get_scheduler
 from . import credentials

@@ -22,7 +22,7 @@ from distributed.utils import format_dashboard_link
 from ..clusters.notebook import Card
 from ..clusters.progress import LibraryProgress
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import check_group_names
+from ..clusters.resize import check_group_names
 from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name

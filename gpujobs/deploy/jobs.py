@@ -11,7 +11,7 @@ from typing import TypeAlias
 from distributed.core import Status
 
 from ..clusters.report import ClusterReport, JobPhase, JobReport
-from ..clusters.scale import jobs_to_release
+from ..clusters.resize import jobs_to_release
 from ..planning.render import warning
 from ..schedulers import JobId
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
 from ..clusters import folder as folders
-from ..clusters import scale as cancelling
+from ..clusters import scale
 from ..clusters.folder import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
-from ..clusters.scale import add_jobs, limits_of, note_removed, plan_of_more
+from ..clusters.resize import add_jobs, limits_of, note_removed, plan_of_more
 from ..clusters.submit import FAILED, array_limit, new_record, with_avoided
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
@@ -377,7 +377,7 @@ class JobPool:
             self._update(finished=True)
             return
         try:
-            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
+            scale.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
         except GpujobsError as error:
             logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
 
