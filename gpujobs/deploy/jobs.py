@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from distributed.core import Status
 
-from ..clusters.report import ClusterReport, JobPhase, JobReport
+from ..clusters.report import ClusterReport, JobPhase, JobReport, json_phase
 from ..clusters.resize import jobs_to_release
 from ..planning.render import warning
 from ..schedulers import JobId
@@ -137,7 +137,7 @@ class PoolJob:
         before = self.report
         known_start = before.began if report.began is None else report.began
         self.report = replace(self.judged(report), began=known_start)
-        return self.report.phase is not before.phase
+        return json_phase(self.report) != json_phase(before)  # also from not yet listed to waiting
 
     def _is_requeued(self, report: JobReport) -> bool:
         """Return whether it waits again, or has started again before it was seen to wait."""
