@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _BAR_COLUMNS = 20
 _STATES = {
     **dict.fromkeys(("RUNNING", "DONE", "COMPLETED"), "green"),
-    **dict.fromkeys(("SUBMITTED", "PENDING", "STARTING", "SUSPENDED", "LEAVING"), "yellow"),
-    **dict.fromkeys(("FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "LOST"), "red"),
+    **dict.fromkeys(("PENDING", "WAITING", "STARTING", "SUSPENDED", "LEAVING"), "yellow"),
+    **dict.fromkeys(("FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "AWAY"), "red"),
     **dict.fromkeys(("NODE_FAIL", "OUT_OF_MEMORY"), "red"),
 }
 """Colours of states; they are readable on light and dark."""
@@ -95,7 +95,7 @@ def terminal(file: TextIO) -> Console | None:
 
 
 def progress_text(report: ClusterReport) -> str:
-    """Return ``6/8 workers, 2 pending (Resources)``."""
+    """Return ``6/8 workers, 2 waiting (Resources)``."""
     parts = [f"{report.connected}/{report.record.workers} workers"]
     if groups := [f"{group.name} {group.connected}/{group.wanted}" for group in report.groups]:
         parts = [f"{', '.join(groups)} workers"]

@@ -120,7 +120,7 @@ class _Group:
         enough, each = sum(map(_was_used, self._devices)), self._group.gpus_per_job
         if enough > each:
             enough = -(-enough // each) * each
-        if self._usage.cluster.record.owner == "cluster" and _complete(known):
+        if self._usage.cluster.record.replaces == "none" and _complete(known):
             return self._size("gpus", self._group.gpus, busy, None, enough)
         return self._size("gpus", self._group.gpus, busy)
 

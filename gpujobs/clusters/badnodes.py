@@ -14,7 +14,7 @@ from ..injob.folder import DamagedError, read_lines
 from ..schedulers import JobState
 from .folder import best_effort, write_atomically
 from .ledger import Ledger
-from .report import ClusterReport, JobPhase, JobReport
+from .report import ClusterReport, JobReport
 
 FILE = "bad-nodes"
 """In the folder of the records: a line of JSON for each failure."""
@@ -83,11 +83,11 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
     folder = report.folder
     if job.active or job.run_failed or job.number in report.record.removed:
         return None
-    if job.phase is JobPhase.FAILED and _HARDWARE.search(job.reason):
+    if job.in_vain and _HARDWARE.search(job.reason):
         return True
     if folder.ended is not None or job.state in (JobState.CANCELLED, JobState.PREEMPTED):
         return None
-    if job.phase is JobPhase.FAILED and job.started:
+    if job.in_vain and job.has_run:
         others = (one for one in report.jobs if one.group == job.group and one.node != job.node)
         return any(folder.seen.intersection(one.workers) for one in others) or None
     gone = max((folder.gone.get(name, 0.0) for name in job.workers), default=0.0) or now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,18 +26,48 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 
+@dataclass(frozen=True)
+class Connection:
+    """How this process connects to the dask scheduler of a cluster."""
+
+    address: str
+    security: Security | None
+    dashboard: str
+    """Link to the dashboard; "" if there is none."""
+    folder: Path
+    """A folder of this machine with the key and the certificate."""
+    workers_per_job: Mapping[str, int]
+    """By group."""
+    close: Callable[[], None] = lambda: None
+    """Closes the tunnel to it, if there is one."""
+
+
+def connection_to(record: ClusterRecord) -> Connection:
+    """Return the connection to a cluster. Raises GpujobsError if its dask scheduler does not run.
+
+    That of a process that may use ucxx is prepared for it.
+    """
+    state = read_state(record.path)
+    address = address_of(record, state)
+    silence_ucx(urlsplit(address).scheme)
+    return Connection(
+        address=address,
+        security=security_of(record, state),
+        dashboard=_dashboard_link(record, state) or "",
+        folder=record.path,
+        workers_per_job={group.name: group.workers_per_job for group in record.groups},
+    )
+
+
 def connect(cluster: str, **options: object) -> Client:
     """Return a dask Client of the cluster with this id. ``options`` go to the Client.
 
     Raises NoSuchClusterError, and GpujobsError if its dask scheduler does not run (yet, or any
     more).
     """
-    record = Ledger().get(cluster)
-    state = read_state(record.path)
-    address = address_of(record, state)
-    silence_ucx(urlsplit(address).scheme)
-    client = _client_class(_dashboard_link(record, state))
-    return client(address, security=security_of(record, state), **options)
+    to = connection_to(Ledger().get(cluster))
+    client = _client_class(to.dashboard or None)
+    return client(to.address, security=to.security, **options)
 
 
 def _client_class(link: str | None) -> type[Client]:

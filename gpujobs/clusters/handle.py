@@ -154,7 +154,7 @@ class ClusterHandle:
             if report.gone and not report.record.run and report.folder.head not in report.gone:
                 raise _incomplete(report)
             asked = time.monotonic() - self._monitor.age > written
-            if asked and report.record.owner == "cluster":  # its head need not ask, too
+            if asked and report.record.replaces == "none":  # its head need not ask, too
                 written = time.monotonic()
                 write_verdict(report)
             if timeout is not None and time.monotonic() - started > timeout:
@@ -194,6 +194,10 @@ class ClusterHandle:
     def cancel(self) -> None:
         """End the cluster and cancel its jobs. Raises UnavailableError or RefusedError."""
         scale.cancel(self.record, self._ledger)
+
+    def connection(self) -> connect.Connection:
+        """Return how to connect to its dask scheduler. Raises GpujobsError if that does not run."""
+        return connect.connection_to(self.record)
 
     def client(self, **options: object) -> Client:
         """Return a dask Client of the cluster; ``options`` go to it. See `connect`."""

@@ -57,7 +57,7 @@ def cluster_state(
     jobs: tuple[JobReport, ...],
     connected: frozenset[str],
     *,
-    owned: bool,
+    owner_lives: bool,
     gone_owner: str = "",
 ) -> tuple[ClusterState, str]:
     """Return the state of a cluster and its reason.
@@ -74,15 +74,15 @@ def cluster_state(
     if record.unseen and not jobs:
         return ClusterState.PENDING, "no job has started: they wait, or are not submitted"
     if not any(job.active for job in jobs):
-        if owned:
+        if owner_lives:
             state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
             lost = tuple(job for job in jobs if job.number not in record.removed)
             return state, f"no jobs{_first_failure(lost)}"
-        if record.owner == "client" and not folder.removed:
+        if record.replaces == "owner" and not folder.removed:
             return ClusterState.FAILED, f"{OWNER_GONE}{_first_failure(jobs)}"
         return _all_ended(jobs, removed=folder.removed)
-    phases = {job.phase for job in jobs if job.active and job.phase is not JobPhase.LEAVING}
-    if phases == {JobPhase.SUSPENDED}:
+    present = [job for job in jobs if job.active and job.phase is not JobPhase.LEAVING]
+    if present and all(job.suspended for job in present):
         return ClusterState.SUSPENDED, "all its jobs are suspended"
     if connected and has_all_workers(record, jobs):
         return ClusterState.RUNNING, _suspended(jobs)
@@ -124,22 +124,22 @@ def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
 
 
 def _waiting(record: ClusterRecord, jobs: tuple[JobReport, ...]) -> str:
-    """Return why workers are missing: ``2 pending (Resources), job 1 did not start: …``."""
+    """Return why workers are missing: ``2 waiting (Resources), job 1 did not start: …``."""
     groups: dict[str, list[JobReport]] = {}
     for job in jobs:
         if job.state is JobState.PENDING:
             groups.setdefault(job.group, []).append(job)
-    parts = [_pending(group, pending) for group, pending in groups.items()]
-    gone = [] if record.owner == "client" else gone_jobs(record, jobs).values()
+    parts = [_waiting_jobs(group, waiting) for group, waiting in groups.items()]
+    gone = [] if record.replaces == "owner" else gone_jobs(record, jobs).values()
     return ", ".join(filter(None, [*parts, _suspended(jobs), *gone]))
 
 
-def _pending(group: str, jobs: list[JobReport]) -> str:
-    return f"{len(jobs)} {f'{group} ' if group else ''}pending{reasons_text(jobs)}"
+def _waiting_jobs(group: str, jobs: list[JobReport]) -> str:
+    return f"{len(jobs)} {f'{group} ' if group else ''}waiting{reasons_text(jobs)}"
 
 
 def _suspended(jobs: tuple[JobReport, ...]) -> str:
-    number = sum(job.phase is JobPhase.SUSPENDED for job in jobs)
+    number = sum(job.suspended for job in jobs)
     return f"{number} suspended" if number else ""
 
 
@@ -166,13 +166,13 @@ def judge(
     *,
     now: float,
     connected: Iterable[str] | None = None,
-    owned: bool = False,
+    owner_lives: bool = False,
     gone_owner: str = "",
 ) -> ClusterReport:
     """Return the report of a cluster.
 
     ``now``: seconds since the epoch. ``connected``: names of the connected workers, if the caller
-    knows better than the folder. ``owned``: a process that lives owns it, and may submit jobs.
+    knows better than the folder. ``owner_lives``: the process that owns it may submit jobs.
     ``gone_owner``: the process that owned it, if it is known to be gone.
     """
     names = frozenset(folder.workers if connected is None else connected)
@@ -185,9 +185,9 @@ def judge(
     current = tuple(job for job in jobs if job.attempt == attempt)
     if record.attempts > 1:
         names = names.intersection(name for job in current for name in job.workers)
-        jobs = tuple(_excused(job, attempt) for job in jobs)
+        jobs = tuple(_without_failed_start(job, attempt) for job in jobs)
     state, reason = cluster_state(
-        record, folder, current, names, owned=owned, gone_owner=gone_owner
+        record, folder, current, names, owner_lives=owner_lives, gone_owner=gone_owner
     )
     ended = folder.ended
     running = state in (ClusterState.STARTING, ClusterState.RUNNING, ClusterState.SUSPENDED)
@@ -204,10 +204,11 @@ def judge(
     )
 
 
-def _excused(job: JobReport, attempt: int) -> JobReport:
+def _without_failed_start(job: JobReport, attempt: int) -> JobReport:
     """Return a job; the workers of one of an earlier attempt need not have connected."""
-    failed = job.phase is JobPhase.FAILED and job.state is not JobState.FAILED
-    return replace(job, phase=JobPhase.ENDED) if failed and job.attempt < attempt else job
+    if job.attempt < attempt and job.state is not JobState.FAILED:
+        return replace(job, in_vain=False)
+    return job
 
 
 def unlisted_since(
@@ -295,14 +296,16 @@ class _Judge:
             exit_code=status.exit_code,
             node=status.node or self._node(number),
             began=self.folder.began.get(number),
-            started=self._has_run(number),
-            starts=status.starts,
+            has_run=self._has_run(number),
+            expected_start=status.starts,
             head=self.folder.head == number,
             attempt=submission.attempt,
             group="" if group == HEAD else group,
             workers=workers,
             connected=connected,
             gpus=tuple(gpu for name in connected for gpu in self._gpus(name)),
+            unseen=status.state is not JobState.PENDING and not self._answered,
+            in_vain=self._ended_in_vain(number, status, workers, connected),
             stuck=status.stuck,
             id=self.scheduler.show_id(job) if self.scheduler else str(job),
         )
@@ -348,7 +351,7 @@ class _Judge:
         """
         lost = (JobState.RUNNING, JobState.UNKNOWN, JobState.COMPLETED)
         spared = (*self.folder.exits, *self.record.removed, self.folder.head)
-        if self.record.owner == "client" or number in spared or status.state not in lost:
+        if self.record.replaces == "owner" or number in spared or status.state not in lost:
             return status
         reason = self._loss(number, workers)
         if not reason:
@@ -443,29 +446,35 @@ class _Judge:
         workers: tuple[str, ...],
         connected: tuple[str, ...],
     ) -> JobPhase:
-        served = self.folder.seen.issuperset(set(workers).difference(connected))
         if not status.state.active:
-            return self._final_phase(number, status, served=served and bool(workers))
+            return JobPhase.ENDED
         if number in self.record.removed:
             return JobPhase.LEAVING
         if status.state is JobState.SUSPENDED:
-            return JobPhase.SUSPENDED
+            return JobPhase.AWAY
         runs = status.state is JobState.RUNNING
         if len(connected) == len(workers) and (workers or runs):
             return JobPhase.RUNNING
         if status.state is JobState.PENDING:
-            return JobPhase.PENDING
-        if workers and served:
-            return JobPhase.LOST
+            return JobPhase.WAITING
+        if workers and self._served(workers, connected):
+            return JobPhase.AWAY
         if runs or connected or self.folder.has_started(number):
             return JobPhase.STARTING
-        return JobPhase.PENDING if self._answered else JobPhase.SUBMITTED
+        return JobPhase.WAITING
 
-    def _final_phase(self, number: int, status: JobStatus, served: bool) -> JobPhase:
-        """A job that ends before its workers connect has failed, unless it was asked to end."""
+    def _served(self, workers: tuple[str, ...], connected: tuple[str, ...]) -> bool:
+        """Return whether all workers of a job have been connected, or are."""
+        return self.folder.seen.issuperset(set(workers).difference(connected))
+
+    def _ended_in_vain(
+        self, number: int, status: JobStatus, workers: tuple[str, ...], connected: tuple[str, ...]
+    ) -> bool:
+        """Return whether a job has ended before its workers connected, unless it was asked to."""
+        if status.state.active or (workers and self._served(workers, connected)):
+            return False
         asked = self.folder.ended is not None or number in self.record.removed
-        excused = asked and status.state is not JobState.FAILED
-        return JobPhase.ENDED if served or excused else JobPhase.FAILED
+        return not asked or status.state is JobState.FAILED
 
 
 def _with_exit_record(status: JobStatus, left: ExitRecord) -> JobStatus:

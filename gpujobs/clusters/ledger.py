@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from ..errors import GpujobsError, InputError, NoSuchClusterError
 from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
@@ -37,6 +37,9 @@ from .folder import (
     write_new,
 )
 from .targets import MOST_WORKERS, Count, Target, Targets, append_targets, read_targets
+
+if TYPE_CHECKING:
+    from ..planning.lifetime import Replaces
 
 # -- the record of a cluster: its groups of workers and its submissions ----------------------------
 VERSION = 2
@@ -142,7 +145,7 @@ class ClusterRecord:
     ranks: Count = 0
     """MPI ranks with workers; 0 without MPI."""
     owner: str = "cluster"
-    """Who handles a failed job: the "cluster" itself, or a "client" in a Python process."""
+    """A word of 0.2.0 for `replaces`: "client" for an owner, else "cluster"."""
     after: str = ""
     """The cluster after whose end this one starts."""
     attempts: int = 1
@@ -175,6 +178,11 @@ class ClusterRecord:
     trial: bool = False
     """Of `doctor` or `sites verify`: `status --all` does not list it once it has ended."""
     version: int = VERSION
+
+    @property
+    def replaces(self) -> Replaces:
+        """Who replaces lost jobs."""
+        return "owner" if self.owner == "client" else "none"
 
     @property
     def elastic(self) -> bool:

@@ -143,16 +143,17 @@ class ClusterMonitor:
     def _judge(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None
     ) -> ClusterReport:
-        owned, gone = record.owner == "client" and state.ended is None and not state.refused, ""
-        if owned and connected is None:  # else its dask scheduler answers
-            owned, gone = has_owner(record.path), gone_owner(record.path)
+        owner_lives = record.replaces == "owner" and state.ended is None and not state.refused
+        gone = ""
+        if owner_lives and connected is None:  # else its dask scheduler answers
+            owner_lives, gone = has_owner(record.path), gone_owner(record.path)
         return judge(
             record,
             state,
             self._answers,
             now=self.system.time(),
             connected=connected,
-            owned=owned,
+            owner_lives=owner_lives,
             gone_owner=gone,
         )
 
@@ -326,7 +327,7 @@ def record_submission(
     submission = replace(intent, id=submission_id, first_index=first_index)
     record = ledger.end_submission(record.id, submission)
     _write_job_ids(record, client.scheduler)
-    if record.owner == "cluster":
+    if record.replaces == "none":
         write_record(record)
     return record
 
@@ -371,7 +372,7 @@ def recover_submission(
         return record_submission(record, min(found), ledger, client)
     if recent:
         return record
-    if record.submissions or record.owner == "client":  # which submits again
+    if record.submissions or record.replaces == "owner":  # which submits again
         return ledger.update(record.id, intent=None)
     reason = "gpujobs was interrupted before the batch scheduler accepted a job"
     folders.end(record.path, EndKind.FAILED, 70, reason)

@@ -13,6 +13,7 @@ from ..config.document import Loc
 from ..config.spec import ClusterSpec
 from ..config.trust import check_modules
 from ..errors import InputError
+from ..planning.lifetime import Replaces
 from ..planning.plan import Machine, Plan, make_plan
 from ..schedulers import get_scheduler
 from .bashcheck import bash_problems
@@ -35,7 +36,7 @@ DASK_FILES = ("DASK_ROOT_CONFIG", "DASK_CONFIG")
 
 
 def make_cluster_plan(
-    spec: ClusterSpec, *, elastic: bool = False, devices: tuple[str, ...] | None = None
+    spec: ClusterSpec, *, replaces: Replaces = "none", devices: tuple[str, ...] | None = None
 ) -> Plan:
     """Return the plan of ``spec``; ``devices``: GPUs of this machine, None: the free ones."""
     texts: list[Loc] = [("environment", "setup")]
@@ -44,9 +45,9 @@ def make_cluster_plan(
         raise InputError(problems)
     machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
-    spec, module_notes = with_modules(spec, owned=elastic)
+    spec, module_notes = with_modules(spec, replaces)
     spec = with_dask_files(spec)
-    plan = make_plan(spec, python=spec.python, machine=machine, elastic=elastic)
+    plan = make_plan(spec, python=spec.python, machine=machine, replaces=replaces)
     checks: tuple[Iterable[str], ...] = (
         origin_notes(spec.site),
         site_notes(spec.site.site),
@@ -86,14 +87,14 @@ def scripts_of(
     return render(plan, cluster_id, limit=limit, site_folder=spec.site.path.parent)
 
 
-def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec, list[str]]:
+def with_modules(spec: ClusterSpec, replaces: Replaces = "none") -> tuple[ClusterSpec, list[str]]:
     """Return ``spec`` with the folder from which workers import, too, and notes about it.
 
     That is the first place in which Python looks for the modules of a program: the folder of the
-    script in `run`, or if this process owns the cluster (``owned``), of its main script. Workers
+    script in `run`, or if this process owns the cluster, of its main script. Workers
     import from `workdir` in any case. A folder that all users can write is not used.
     """
-    script = _main_script() if owned else script_of(spec.profile.run)
+    script = _main_script() if replaces == "owner" else script_of(spec.profile.run)
     folder = _folder_of(spec.workdir / script) if script else None
     if folder is None or not folder.is_dir() or _is_same(folder, spec.workdir):
         return replace(spec, modules=""), []
@@ -103,7 +104,7 @@ def with_modules(spec: ClusterSpec, *, owned: bool = False) -> tuple[ClusterSpec
         why = f"{error.problems[0].message}; `workdir` or PYTHONPATH may name it"
         return replace(spec, modules=""), [f"own modules of {script}: {why}"]
     notes = []
-    if not owned:
+    if replaces == "none":
         notes = [f"workers also import modules from {folder}, the folder of {script}"]
     return replace(spec, modules=str(folder)), notes
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from ..batch import process, receive, ssh
@@ -33,6 +33,9 @@ from ..schedulers.answers import reading
 from ..text import plural, printable, size_text
 from ..version import __version__
 from .folder import OF_STATE, files_below, private_folder, write_atomically
+
+if TYPE_CHECKING:
+    from .connect import Connection
 
 logger = logging.getLogger("gpujobs")
 
@@ -296,8 +299,8 @@ def repeat(name: str, call: Callable[[], T], stop: threading.Event) -> T | None:
     return None
 
 
-class RemoteCluster:
-    """A cluster that is submitted on a login node, for a Python process on this computer."""
+class RemoteHandle:
+    """A cluster on a login node, for a Python process on this computer; as `ClusterHandle`."""
 
     def __init__(
         self,
@@ -332,11 +335,32 @@ class RemoteCluster:
     def _call(self, *words: str) -> bytes:
         return output_of(self.host, Request(list(words)))
 
-    def endpoint(self) -> dict[str, Any]:
-        """Wait until the dask scheduler runs, also if ssh fails; return `connect.endpoint`."""
+    def status(self) -> None:
+        """Return nothing: the cluster's folder and batch scheduler are on the login node."""
+
+    def connection(self) -> Connection:
+        """Return a tunnel to the dask scheduler, once that runs, and keep it; also if ssh fails."""
+        from .connect import Connection, security_in
+
         call = partial(self._call, "connect", self.id, "--for-host", "--wait")
         text = repeat(self.id, call, threading.Event())
-        return read_endpoint(self.host, text or b"")
+        found = read_endpoint(self.host, text or b"")
+        tunnel, closing = Tunnel(self.host, found), threading.Event()
+        keeper = threading.Thread(target=tunnel.keep, args=(closing,), daemon=True)
+        keeper.start()
+
+        def close() -> None:
+            closing.set()
+            keeper.join()
+
+        return Connection(
+            address=tunnel.address,
+            security=security_in(tunnel.folder) if found["files"] else None,
+            dashboard=tunnel.dashboard,
+            folder=tunnel.folder,
+            workers_per_job=found["groups"],
+            close=close,
+        )
 
     def scale(self, workers: int | None = None, **groups: int) -> None:
         """Change the number of workers, as `ClusterHandle.scale` does."""

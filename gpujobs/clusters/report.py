@@ -37,28 +37,19 @@ class ClusterState(StrEnum):
 
 
 class JobPhase(StrEnum):
-    """How far a job has come."""
+    """How far a job has come. The JSON has other words for some: see `json_phase`."""
 
-    SUBMITTED = "SUBMITTED"
-    """The batch scheduler accepted it and has not been queried since."""
-    PENDING = "PENDING"
+    WAITING = "WAITING"
+    """The batch scheduler accepted it, and has not started it."""
     STARTING = "STARTING"
     """It runs, and some of its workers have not connected yet."""
     RUNNING = "RUNNING"
     """All its workers are connected."""
-    SUSPENDED = "SUSPENDED"
-    LOST = "LOST"
-    """It runs, and workers that were connected are not any more."""
+    AWAY = "AWAY"
+    """Its workers were connected and are not any more, or are suspended with it."""
     LEAVING = "LEAVING"
     """It was asked to leave, and counts towards no target."""
-    FAILED = "FAILED"
-    """It ended before all its workers had connected."""
     ENDED = "ENDED"
-
-    @property
-    def waits(self) -> bool:
-        """The job has not started."""
-        return self in (JobPhase.SUBMITTED, JobPhase.PENDING)
 
 
 NOT_WITH_MIG = "not available for MIG"
@@ -97,9 +88,9 @@ class JobReport:
     node: str = ""
     began: float | None = None
     """When it last started, in epoch seconds of its node; None: it has not."""
-    started: bool = False
+    has_run: bool = False
     """Whether its script has ever run."""
-    starts: str = ""
+    expected_start: str = ""
     """When a waiting job is expected to start, if the batch scheduler says so."""
     head: bool = False
     attempt: int = 1
@@ -111,6 +102,10 @@ class JobReport:
     connected: tuple[str, ...] = ()
     gpus: tuple[WorkerGpu, ...] = ()
     """Of all connected workers: several of one worker, or one of several workers."""
+    unseen: bool = False
+    """It waits, and the batch scheduler was not queried since it accepted the job."""
+    in_vain: bool = False
+    """It ended, unasked, before all its workers had connected."""
     stuck: bool = False
     """It has failed, and stays in the queue until it is cancelled."""
     log: tuple[str, ...] = ()
@@ -126,8 +121,26 @@ class JobReport:
     @property
     def word(self) -> str:
         """Its state for people: how far it has come, or how it ended."""
-        failed = self.phase is JobPhase.FAILED and self.state is JobState.COMPLETED
-        return self.phase.value if self.active or failed else self.state.value
+        if self.active:
+            return self.phase.value
+        if self.in_vain and self.state is JobState.COMPLETED:
+            return JobState.FAILED.value
+        return self.state.value
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has not started."""
+        return self.phase is JobPhase.WAITING
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the batch scheduler has stopped it for some time."""
+        return self.phase is JobPhase.AWAY and self.state is JobState.SUSPENDED
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether it runs, and workers that were connected are not any more."""
+        return self.phase is JobPhase.AWAY and not self.suspended
 
     @property
     def in_queue(self) -> bool:
@@ -137,14 +150,14 @@ class JobReport:
     @property
     def failed(self) -> bool:
         """Whether it ended by an error, or has lost workers."""
-        bad = (JobPhase.FAILED, JobPhase.LOST)
-        fine = (JobState.COMPLETED, JobState.CANCELLED)
-        return self.phase in bad or (not self.active and self.state not in fine)
+        if self.in_vain or self.lacks_workers:
+            return True
+        return not self.active and self.state not in (JobState.COMPLETED, JobState.CANCELLED)
 
     @property
     def loss(self) -> str:
         """Why it brings no workers any more, as ``job 1 did not start: node2: launch failed``."""
-        verb = "ended" if self.started else "did not start"
+        verb = "ended" if self.has_run else "did not start"
         return ": ".join(
             filter(None, (f"job {self.number} {verb}", self.node, self.reason or self.state.value))
         )
@@ -163,7 +176,7 @@ class JobReport:
     @property
     def start_remark(self) -> str:
         """The expected start, as ``starts 2026-11-22T10:58:32``; "" if it is not known."""
-        return f"starts {self.starts}" if self.starts else ""
+        return f"starts {self.expected_start}" if self.expected_start else ""
 
 
 @dataclass(frozen=True)
@@ -287,6 +300,17 @@ def ended_message(cluster_id: str, reason: str) -> str:
 
 
 # -- machine-readable ------------------------------------------------------------------------------
+def json_phase(job: JobReport) -> str:
+    """Return the phase of a job in the words of the JSON, which are older than those of tables."""
+    if job.waits:
+        return "SUBMITTED" if job.unseen else "PENDING"
+    if job.phase is JobPhase.AWAY:
+        return "SUSPENDED" if job.suspended else "LOST"
+    if job.phase is JobPhase.ENDED and job.in_vain:
+        return "FAILED"
+    return str(job.phase.value)
+
+
 def job_json(job: JobReport) -> dict[str, Json]:
     """Return one job as JSON; the same for the command line and for Python."""
     group: dict[str, Json] = {"group": job.group} if job.group else {}
@@ -295,13 +319,13 @@ def job_json(job: JobReport) -> dict[str, Json]:
         "attempt": job.attempt,
         **group,
         "id": job.id,
-        "phase": job.phase.value,
+        "phase": json_phase(job),
         "state": job.state.value,
         "native": job.native,
         "reason": job.reason,
         "exit_code": job.exit_code,
         "node": job.node,
-        "starts": job.starts,
+        "starts": job.expected_start,
         "head": job.head,
         "workers": list(job.workers),
         "connected": list(job.connected),
@@ -386,7 +410,7 @@ class GroupRow:
     connected: int
     jobs: tuple[str, ...]
     """Number of the other jobs in each state, as ``2 running``."""
-    pending: tuple[str, ...]
+    waiting: tuple[str, ...]
     """Number of the jobs with each reason, as ``2: Resources``."""
     failed: tuple[str, ...]
     """Like ``pending``."""
@@ -420,15 +444,15 @@ def _group_row(
     report: ClusterReport, name: str, jobs: Sequence[JobReport], *, wanted: int, connected: int
 ) -> GroupRow:
     failed = [job for job in jobs if job.failed]
-    pending = [job for job in jobs if job.phase.waits]
-    others = [job for job in jobs if job.active and not job.failed and not job.phase.waits]
+    waiting = [job for job in jobs if job.waits]
+    others = [job for job in jobs if job.active and not job.failed and not job.waits]
     return GroupRow(
         name=name,
         wanted=wanted,
         connected=connected,
         jobs=tuple(f"{len(own)} {word.lower()}" for word, own in _by_word(others).items()),
-        pending=_reasons(
-            ", ".join(filter(None, (job.reason, job.start_remark))) for job in pending
+        waiting=_reasons(
+            ", ".join(filter(None, (job.reason, job.start_remark))) for job in waiting
         ),
         failed=_reasons(map(_failure, failed)),
         gpus=_gpus(jobs),
@@ -495,6 +519,7 @@ def job_cells(job: JobReport) -> tuple[str, ...]:
         job.reason,
         job.exit_remark,
         job.start_remark,
+        "suspended" if job.suspended else "",
         f"({job.native})" if job.state is JobState.UNKNOWN and job.native else "",
     ]
     return (
@@ -509,10 +534,10 @@ def job_cells(job: JobReport) -> tuple[str, ...]:
 
 
 def job_counts(jobs: Iterable[JobReport], *, reasons: bool = False) -> str:
-    """Return ``2 RUNNING, 1 PENDING``; with ``reasons``: ``1 PENDING (Resources)``."""
+    """Return ``2 RUNNING, 1 WAITING``; with ``reasons``: ``1 WAITING (Resources)``."""
     parts = []
     for word, found in _by_word(jobs).items():
-        why = reasons_text(found) if reasons and word == JobPhase.PENDING else ""
+        why = reasons_text(found) if reasons and word == JobPhase.WAITING else ""
         parts.append(f"{len(found)} {word}{why}")
     return ", ".join(parts)
 

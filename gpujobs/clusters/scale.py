@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..batch.process import HOST, System
@@ -13,9 +13,8 @@ from ..config.document import Document
 from ..config.spec import ClusterSpec, read_spec, with_settings
 from ..errors import InputError, UnavailableError
 from ..injob.folder import EXIT_FAILED, EndKind
-from ..planning.limits import JobLimit, QueuedJobs, exceeded, job_limits
-from ..planning.plan import Plan, make_plan
-from ..planning.render import render_jobs, roles_of
+from ..planning.plan import make_plan
+from ..planning.render import roles_of
 from ..schedulers import JobState
 from ..text import plural
 from . import folder as folders
@@ -25,50 +24,11 @@ from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .owner import has_owner
 from .prepare import machine_of, with_dask_files, with_modules
 from .report import ClusterReport, ClusterState, JobPhase, JobReport, ended_message
-from .submit import array_limit, send, with_avoided
+from .resize import add_jobs, check_group_names, jobs_to_release, note_removed, plan_of_more
+from .submit import array_limit
 from .verdict import write_record
 
 logger = logging.getLogger("gpujobs")
-
-
-def jobs_to_release(
-    jobs: Iterable[JobReport], count: int, load: Mapping[str, int] | None = None
-) -> list[JobReport]:
-    """Return the ``count`` jobs that cost least to lose, never the head's.
-
-    Waiting jobs go first, then those whose workers have not connected, then those with the fewest
-    tasks (``load``, by worker name); of equal jobs the newest.
-    """
-    tasks = load or {}
-
-    def cost(job: JobReport) -> tuple[bool, bool, int, int]:
-        load_of_job = sum(tasks.get(name, 0) for name in job.connected)
-        return not job.phase.waits, bool(job.connected), load_of_job, -job.number
-
-    return sorted((job for job in jobs if not job.head), key=cost)[:count]
-
-
-def limits_of(
-    plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]
-) -> list[JobLimit]:
-    """Return the limits of the number of jobs of the group ``name``.
-
-    ``jobs``: how many jobs each group has; those of the others count in addition.
-    """
-    others = [QueuedJobs(plan.head.queue_key, 1)] if plan.head else []
-    for group in record.groups:
-        if group.name != name:
-            others.append(QueuedJobs(group.queue, jobs.get(group.name, 0), group.gpus_per_job))
-    planned = plan.group(name)
-    return job_limits(plan.site, planned.queue_key, planned.shape.gpus, others)
-
-
-def check_job_limits(plan: Plan, record: ClusterRecord, name: str, jobs: Mapping[str, int]) -> None:
-    """Raise InputError if ``jobs``, by group, exceed a limit that applies to the group ``name``."""
-    limit = exceeded(limits_of(plan, record, name, jobs), jobs[name])
-    if limit is not None:
-        group = f"group {name}: " if name else ""
-        raise InputError(f"{group}{limit.message(jobs[name])}")
 
 
 def scale(record: ClusterRecord, workers: Mapping[str, int], ledger: Ledger) -> None:
@@ -107,19 +67,6 @@ def _cancel_left(report: ClusterReport) -> None:
         client_of(report.record).cancel(left, [report.record.id], others)
 
 
-def check_group_names(known: Sequence[str], names: Iterable[str]) -> None:
-    """Raise InputError if ``names``, for which workers are wanted, are not all ``known`` groups."""
-    for name in names:
-        if name in known:
-            continue
-        example = " ".join(f"{group}=…" for group in known)
-        if not name:
-            raise InputError("the cluster has groups; name those to scale", hint=example)
-        if known == [""]:
-            raise InputError(f"the cluster has no groups, so no {name!r}")
-        raise InputError(f"the cluster has no group {name!r}; it has {', '.join(known)}")
-
-
 def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
     counting = (job for job in report.jobs if job.active and job.phase is not JobPhase.LEAVING)
@@ -140,7 +87,7 @@ def _scale_group(report: ClusterReport, name: str, workers: int, ledger: Ledger)
 
 def _check_scalable(report: ClusterReport) -> None:
     record = report.record
-    if record.owner != "cluster":
+    if record.replaces == "owner":
         raise InputError(f"{record.id} is owned by a Python process, which scales it")
     if not record.elastic:
         raise InputError(f"{record.id} is one allocation and cannot be resized")
@@ -162,23 +109,23 @@ def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> Cluster
     plan = replace(plan, root=str(record.path.parent))
     active = Counter(job.group for job in report.jobs if job.active and job.workers)
     active[name] += jobs
-    check_job_limits(plan, record, name, active)
     client = client_of(record)
-    plan = with_avoided(plan, client, ledger, record.id, active)
-    group = plan.group(name)
-    scripts = render_jobs(
+    plan = plan_of_more(plan, record, name, active, client, ledger)
+    group, first = plan.group(name), 1 + max(record.jobs)
+    added = add_jobs(
         plan,
-        record.id,
+        record,
         group,
         roles_of(plan, group),
-        1 + max(record.jobs),
-        jobs,
+        range(first, first + jobs),
+        client,
+        ledger,
         limit=array_limit(plan, client, jobs),
         devices=plan.devices,
         site_folder=spec.site.path.parent,
     )
-    for script in scripts:
-        record = send(record, script, client, ledger)
+    for updated in added:
+        record = updated
     logger.info("added %s%s", plural(jobs, "job"), _of_group(name))
     return record
 
@@ -219,13 +166,11 @@ def _remove(
     chosen = jobs_to_release(jobs, number)
     if len(chosen) < number:
         logger.info("the head's job stays: it runs the dask scheduler")
-    removed = (*record.removed, *(job.number for job in chosen))
-    record = ledger.update(record.id, removed=removed)
-    write_record(record)  # before the jobs end: their head does not miss them
+    record = note_removed(record, chosen, ledger)
     for job in chosen:
-        if not job.phase.waits:
+        if not job.waits:
             folders.write_atomically(record.path / f"leave-{job.number}", "")
-    waiting = [job.job for job in chosen if job.phase.waits]
+    waiting = [job.job for job in chosen if job.waits]
     others = [job.job for job in report.jobs if job.active and job.job not in waiting]
     if waiting:
         client_of(record).cancel(waiting, [record.id], others)
@@ -314,5 +259,6 @@ def _wait_for_exits(reader: FolderReader, seconds: float, system: System) -> Non
 
 def orphaned(record: ClusterRecord) -> bool:
     """Return whether the Python process that owned a cluster is gone."""
-    owned = record.owner == "client" and not record.finished
-    return owned and not has_owner(record.path)
+    if record.replaces == "none" or record.finished:
+        return False
+    return not has_owner(record.path)

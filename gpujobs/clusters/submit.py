@@ -19,6 +19,7 @@ from ..config.spec import ClusterSpec, write_spec
 from ..injob.certificate import make_certificate
 from ..injob.folder import DamagedError, EndKind, Folder, JsonObject, read_file
 from ..injob.names import CERTIFICATE, HEAD, KEY
+from ..planning.lifetime import Replaces
 from ..planning.plan import JobGroup, Plan
 from ..planning.render import AVOID_OPTION, Script, avoidance, cluster_folder, portable
 from ..planning.shape import occupied_nodes
@@ -185,7 +186,7 @@ def _refusal(error: errors.RefusedError, group: str, contact: str | None) -> err
     return errors.RefusedError(message, hint=hint)
 
 
-def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRecord:
+def new_record(plan: Plan, cluster_id: str, replaces: Replaces = "none") -> ClusterRecord:
     """Return the record of a cluster that is about to be submitted."""
     return ClusterRecord(
         id=cluster_id,
@@ -195,7 +196,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         created=time.time(),
         groups=tuple(_group_record(group) for group in plan.groups),
         ranks=plan.working_ranks,
-        run=plan.profile.run if owner == "cluster" else (),
+        run=plan.profile.run if replaces == "none" else (),
         encrypted=plan.transport.certificate,
         poll=plan.site.poll,
         multi_cluster=plan.site.cluster,
@@ -204,7 +205,7 @@ def new_record(plan: Plan, cluster_id: str, owner: str = "cluster") -> ClusterRe
         attempts=plan.lifetime.attempts,
         head=HEAD if plan.head else (plan.profile.head and plan.profile.head.group) or "",
         start_timeout=plan.profile.start_timeout,
-        owner=owner,
+        owner="client" if replaces == "owner" else "cluster",
         notes=plan.notes,
         contact=plan.site.contact,
         dashboard=plan.profile.network.dashboard,
@@ -345,7 +346,7 @@ def find_predecessor(
 
 def _problem(record: ClusterRecord, other: ClusterRecord) -> str:
     """Return why the jobs of ``record`` cannot wait for those of ``other``, or ""."""
-    if other.owner != "cluster":
+    if other.replaces == "owner":
         return "is owned by a Python process, whose jobs change"
     if (other.scheduler, other.multi_cluster) != (record.scheduler, record.multi_cluster):
         return f"is on site {other.site}, which has another batch scheduler"

@@ -23,7 +23,7 @@ class Times:
 
 def job_times(report: ClusterReport, job: JobReport, now: float) -> Times:
     """Return the times of one job. The end of a job that has ended is not known."""
-    if job.began is None or not job.active or job.phase.waits:
+    if job.began is None or not job.active or job.waits:
         return Times(job.began)
     elapsed = max(0.0, now - job.began)
     walltime = next((g.walltime for g in report.record.groups if g.name == job.group), 0)

@@ -341,7 +341,7 @@ def _submitted(cluster: ClusterReport, number: int) -> float | None:
 
 def _excused(cluster: ClusterReport, job: JobReport) -> JobReport:
     """Return the report of a job; an ended cluster loses its workers before their jobs exit."""
-    if cluster.folder.ended is not None and job.active and job.phase is JobPhase.LOST:
+    if cluster.folder.ended is not None and job.active and job.lacks_workers:
         return replace(job, phase=JobPhase.LEAVING)
     return job
 
@@ -455,8 +455,7 @@ def total(phases: list[Phase], kind: PhaseKind) -> float:
 
 def _before_running(job: JobUsage) -> Iterator[Phase]:
     if job.started is None:
-        # When a job that failed before it ran has left the queue is not known.
-        if job.submitted is not None and job.report.phase is not JobPhase.FAILED:
+        if job.submitted is not None and not job.report.in_vain:  # when it left is not known
             yield Phase(PhaseKind.PENDING, job.submitted, job.until)
         return
     if job.submitted is not None:

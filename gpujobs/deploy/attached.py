@@ -8,27 +8,23 @@ import json
 import logging
 import threading
 import weakref
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
 from distributed.objects import SchedulerInfo
 from distributed.security import Security
-from distributed.utils import format_dashboard_link
 from tornado.ioloop import PeriodicCallback
 
-from ..clusters.connect import address_of, security_in, security_of, silence_ucx
-from ..clusters.folder import read_state
-from ..clusters.handle import ClusterHandle
+from ..clusters.connect import Connection
 from ..clusters.monitor import with_log
 from ..clusters.notebook import Card
-from ..clusters.remote import RemoteCluster, Tunnel
+from ..clusters.remote import RemoteHandle
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import check_group_names
+from ..clusters.resize import check_group_names
 from ..errors import InputError
-from ..injob.names import LOOPBACK
 from ..schedulers import JobState, get_scheduler
 from . import credentials
 from .display import JobsDisplay
@@ -43,30 +39,65 @@ REFRESH_INTERVAL = 1000
 """Milliseconds between two updates of the list of workers."""
 
 
-class ConnectedCluster(Cluster):  # type: ignore[misc]
-    """A cluster whose dask scheduler runs elsewhere; commands scale and end it."""
+class View(Protocol):
+    """A cluster that this process does not watch: a `ClusterHandle`, or `RemoteHandle` by ssh."""
+
+    id: str
+
+    def connection(self) -> Connection:
+        """Return how to connect to its dask scheduler."""
+
+    def status(self) -> ClusterReport | None:
+        """Return its state; None if that is known on another host only."""
+
+    def scale(self, workers: int | None = None, **groups: int) -> None:
+        """Change the number of workers."""
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
+    """A view of a cluster as a cluster of dask: its dask scheduler runs elsewhere.
+
+    `GPUJobQueueCluster.from_name` returns it: `close` detaches then, and `shutdown` ends the
+    cluster. The classes' `host=` returns one that ends with ``close``, or with this process
+    (``ends``). A cluster that `gpujobs submit` started can be scaled; one that another Python
+    process owns is scaled by its owner.
+    """
 
     status: Status
-    _handle: ClusterHandle | RemoteCluster
-    _address: str
-    _group_sizes: Mapping[str, int]
-    """Workers of a job, by group."""
     security: Security | None
 
-    def __init__(self, *, asynchronous: bool = False, loop: Any = None, name: str) -> None:
-        self.id = name
-        super().__init__(asynchronous=asynchronous, loop=loop, name=name)
-        self.shutdown_on_close = False
-        credentials.offer(self)
-        if not self.called_from_running_loop:
-            self._loop_runner.start()
-            self.sync(self._start)
+    def __init__(
+        self, view: View, *, ends: bool = False, asynchronous: bool = False, loop: Any = None
+    ) -> None:
+        self.id = view.id
+        self._view = view
+        self._end = weakref.finalize(self, view.cancel)
+        if not ends:
+            self._end.detach()
+        self._reporting = threading.Lock()
+        self._last_card: Card | None = None
+        self._drawing: asyncio.Future[Card] | None = None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
+            self._to = view.connection()
+            undo.callback(self._to.close)
+            self.security = self._to.security
+            super().__init__(asynchronous=asynchronous, loop=loop, name=self.id)
+            self.shutdown_on_close = False
+            credentials.offer(self)
+            if not self.called_from_running_loop:
+                self._loop_runner.start()
+                self.sync(self._start)
+            undo.pop_all()
 
     async def _start(self) -> None:
         if self.status == Status.running:
             return
         arguments = self.security.get_connection_args("client") if self.security else {}
-        self.scheduler_comm = rpc(self._address, connection_args=arguments)
+        self.scheduler_comm = rpc(self._to.address, connection_args=arguments)
         # Cluster._start subscribes to worker events, and would take the owner's subscription.
         self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
         refreshing = PeriodicCallback(self._refresh, REFRESH_INTERVAL)
@@ -78,19 +109,29 @@ class ConnectedCluster(Cluster):  # type: ignore[misc]
         with contextlib.suppress(OSError):  # the dask scheduler is gone, or busy
             self.scheduler_info = SchedulerInfo(await self.scheduler_comm.identity())
 
-    def __await__(self) -> Generator[Any, None, ConnectedCluster]:
+    def __await__(self) -> Generator[Any, None, AttachedCluster]:
         return self.__aenter__().__await__()
 
-    async def __aenter__(self) -> ConnectedCluster:
+    async def __aenter__(self) -> AttachedCluster:
         await self._start()
         return self
 
     def close(self, timeout: float | None = None) -> Any:
-        """Detach: the cluster continues."""
-        result = super().close(timeout)
-        if not self.asynchronous:
-            self._loop_runner.stop()
+        """Detach: the cluster continues, unless it ``ends``."""
+        try:
+            self._end()  # does nothing if it was detached
+        finally:
+            result = super().close(timeout)
+            if not self.asynchronous:
+                self._loop_runner.stop()
+            self._to.close()
         return result
+
+    def shutdown(self) -> Any:
+        """End the cluster, then detach."""
+        if not self._end.alive:  # else `close` does it
+            self._view.cancel()
+        return self.close()
 
     def scale(
         self,
@@ -109,11 +150,11 @@ class ConnectedCluster(Cluster):  # type: ignore[misc]
         if memory is not None or cores is not None or len(whole) + bool(groups) != 1:
             raise InputError("scale: an attached cluster takes a number of workers, or jobs=")
         if whole:
-            check_group_names(list(self._group_sizes), [""])
-            n = n if n is not None else (jobs or 0) * self._group_sizes[""]
+            check_group_names(list(self._to.workers_per_job), [""])
+            n = n if n is not None else (jobs or 0) * self._to.workers_per_job[""]
         if self.asynchronous or self.called_from_running_loop:
-            return asyncio.ensure_future(asyncio.to_thread(self._handle.scale, n, **groups))
-        self._handle.scale(n, **groups)
+            return asyncio.ensure_future(asyncio.to_thread(self._view.scale, n, **groups))
+        self._view.scale(n, **groups)
         return None
 
     scale_up = scale
@@ -123,48 +164,18 @@ class ConnectedCluster(Cluster):  # type: ignore[misc]
         message = f"{self.id} can only be adapted by the process that owns it and watches its jobs"
         raise InputError(message, hint="use scale() instead")
 
-
-class AttachedCluster(JobsDisplay, ConnectedCluster):
-    """A `ClusterHandle` as a cluster of dask; `GPUJobQueueCluster.from_name` returns it.
-
-    `close` detaches, `shutdown` ends the cluster. A cluster that `gpujobs submit` started can be
-    scaled. One that another Python process owns is scaled by its owner.
-    """
-
-    _handle: ClusterHandle
-
-    def __init__(self, name: str, *, asynchronous: bool = False, loop: Any = None) -> None:
-        self._handle = ClusterHandle(name)
-        record = self._handle.record
-        self._reporting = threading.Lock()
-        self._last_card: Card | None = None
-        self._drawing: asyncio.Future[Card] | None = None
-        state = read_state(record.path)
-        self._address = address_of(record, state)
-        silence_ucx(self._address.split("://")[0])
-        self._folder = record.path
-        self._group_sizes = {group.name: group.workers_per_job for group in record.groups}
-        self.security = security_of(record, state)
-        super().__init__(asynchronous=asynchronous, loop=loop, name=name)
-
-    def shutdown(self) -> Any:
-        """End the cluster, then detach."""
-        self._handle.cancel()
-        return self.close()
-
     @property
     def dashboard_link(self) -> str:
         """Link to the dashboard; by default it listens on the loopback interface only."""
-        port = self.scheduler_info.get("services", {}).get("dashboard")
-        local = self._handle.record.dashboard == "local"
-        if port and (local or read_state(self.folder).head is None):
-            return str(format_dashboard_link(LOOPBACK, port))
-        return str(super().dashboard_link)
+        return self._to.dashboard
 
     @property
     def plan(self) -> set[str]:
-        """Names of the workers that there should be."""
-        return {name for job in self._report().jobs if job.active for name in job.workers}
+        """Names of the workers that there should be, as far as this process knows."""
+        report = self._report()
+        if report is None:
+            return set(self.observed)
+        return {name for job in report.jobs if job.active for name in job.workers}
 
     @property
     def requested(self) -> set[str]:
@@ -173,8 +184,8 @@ class AttachedCluster(JobsDisplay, ConnectedCluster):
 
     @property
     def folder(self) -> Path:
-        """The cluster's folder."""
-        return self._folder
+        """The cluster's folder; on another computer than its own, that with its certificate."""
+        return self._to.folder
 
     # -- display -----------------------------------------------------------------------------------
     def job_script(self) -> str:
@@ -183,19 +194,31 @@ class AttachedCluster(JobsDisplay, ConnectedCluster):
         scripts = sorted(path for path in folder.glob("*.sh") if not path.match("head-*"))
         return scripts[-1].read_text(encoding="utf-8") if scripts else ""
 
-    def _report(self) -> ClusterReport:
+    def _report(self) -> ClusterReport | None:
         with self._reporting:
-            return self._handle.status()
+            return self._view.status()
+
+    def _known_report(self) -> ClusterReport:
+        report = self._report()
+        if report is None:
+            message = f"the jobs of {self.id} are known on its login node only"
+            raise InputError(message, hint=f"gpujobs --host HOST status {self.id}")
+        return report
 
     def _job_reports(self) -> list[JobReport]:
-        report = self._report()
+        report = self._known_report()
         return [
             with_log(report.record, job) if job.state is JobState.FAILED else job
             for job in report.jobs
         ]
 
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        if isinstance(self._view, RemoteHandle):  # only its login node knows the jobs
+            return str(Cluster._repr_html_(self, cluster_status))
+        return super()._repr_html_(cluster_status)
+
     def _card(self) -> Card:
-        report = self._report()
+        report = self._known_report()
         status = ""
         if self.status != Status.running and not report.finished:
             status = "detached"
@@ -239,70 +262,25 @@ HOST = Vocabulary(
 """Of a cluster on a login node, which `gpujobs submit` starts there."""
 
 
-class HostCluster(ConnectedCluster):
-    """A cluster that was submitted on a login node, through ssh; the classes' `host=` returns it.
+def submit_on_host(
+    host: str,
+    configuration: Configuration,
+    batch_schedulers: tuple[str, ...],
+    site: str | None = None,
+    *,
+    n_workers: int = 0,
+    soonest: bool = False,
+    **keywords: Any,
+) -> AttachedCluster:
+    """Submit a cluster on a login node, through ssh; return it when its dask scheduler runs.
 
-    Its dask scheduler runs in a job. `close`, and the end of this process, end the cluster.
+    Raises InputError, and the errors of the host.
     """
-
-    _handle: RemoteCluster
-
-    def __init__(
-        self,
-        host: str,
-        configuration: Configuration,
-        batch_schedulers: tuple[str, ...],
-        site: str | None = None,
-        *,
-        n_workers: int = 0,
-        soonest: bool = False,
-        **keywords: Any,
-    ) -> None:
-        """Return when the dask scheduler runs. Raises InputError, and the errors of the host."""
-        name = batch_schedulers[0] if batch_schedulers else ""
-        scheduler = get_scheduler(name)() if name else None
-        profile, notes = profile_of(keywords, n_workers, configuration, HOST, scheduler)
-        for note in notes:
-            logger.warning("%s", note)
-        text = json.dumps(profile.plain, indent=1, default=str)
-        self._handle = RemoteCluster(
-            host, text.encode(), batch_schedulers, site=site, soonest=soonest
-        )
-        self._end = weakref.finalize(self, self._handle.cancel)
-        self._stop = threading.Event()
-        try:
-            found = self._handle.endpoint()
-            self._tunnel = Tunnel(self._handle.host, found)
-            self._keeper = threading.Thread(
-                target=self._tunnel.keep, args=(self._stop,), daemon=True
-            )
-            self._keeper.start()
-            self._address, self._group_sizes = self._tunnel.address, found["groups"]
-            self.security = security_in(self.folder) if found["files"] else None
-            super().__init__(name=self._handle.id)
-        except BaseException:
-            self._stop.set()
-            self._end()
-            raise
-
-    def close(self, timeout: float | None = None) -> Any:
-        """End the cluster and its jobs, and close the tunnels."""
-        try:
-            self._end()
-        finally:
-            result = super().close(timeout)
-            self._stop.set()
-            self._keeper.join()
-        return result
-
-    shutdown = close
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this computer with the key and the certificate."""
-        return self._tunnel.folder
-
-    @property
-    def dashboard_link(self) -> str:
-        """Link to the dashboard, through a tunnel."""
-        return self._tunnel.dashboard
+    name = batch_schedulers[0] if batch_schedulers else ""
+    scheduler = get_scheduler(name)() if name else None
+    profile, notes = profile_of(keywords, n_workers, configuration, HOST, scheduler)
+    for note in notes:
+        logger.warning("%s", note)
+    text = json.dumps(profile.plain, indent=1, default=str)
+    remote = RemoteHandle(host, text.encode(), batch_schedulers, site=site, soonest=soonest)
+    return AttachedCluster(remote, ends=True)

@@ -19,6 +19,7 @@ from ..clusters import folder as folders
 from ..clusters import rates
 from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
+from ..clusters.handle import ClusterHandle
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
 from ..clusters.owner import renew_lease, write_owner
@@ -30,7 +31,7 @@ from ..injob.names import WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from . import credentials
-from .attached import AttachedCluster, HostCluster
+from .attached import AttachedCluster, submit_on_host
 from .elastic import ElasticCluster
 from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
 from .keywords import document_of, read_keywords, spec_of
@@ -108,12 +109,12 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     """On this machine: the GPUs to use; None: the free ones."""
 
     def __new__(cls, *arguments: Any, host: str | None = None, **keywords: Any) -> Any:
-        """Return the cluster; with ``host`` a `HostCluster`."""
+        """Return the cluster; with ``host`` that on a login node."""
         if host is None or cls.vocabulary is not JOBQUEUE:
             return super().__new__(cls)
         section = keywords.pop("config_name", cls.config_name)
         configuration = configured(next(iter(cls.batch_schedulers), ""), section)
-        return HostCluster(host, configuration, cls.batch_schedulers, *arguments, **keywords)
+        return submit_on_host(host, configuration, cls.batch_schedulers, *arguments, **keywords)
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
     @classmethod
     def from_name(cls, name: str, **options: Any) -> AttachedCluster:
         """Attach to the cluster with this id: `close` detaches, `shutdown` ends it."""
-        return AttachedCluster(name, **options)
+        return AttachedCluster(ClusterHandle(name), **options)
 
     def _open(
         self,
@@ -207,7 +208,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         notes: Iterable[str] = (),
     ) -> None:
         spec.site.check_named()
-        plan = make_cluster_plan(spec, elastic=True, devices=self._devices)
+        plan = make_cluster_plan(spec, replaces="owner", devices=self._devices)
         plan, reason = with_usable_protocols(plan, only_one=options.local_scheduler)
         self._owner = os.getpid()
         self._pool = JobPool(spec, plan, Ledger())

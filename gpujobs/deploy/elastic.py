@@ -22,14 +22,15 @@ from distributed.utils import format_dashboard_link
 from ..clusters.notebook import Card
 from ..clusters.progress import LibraryProgress
 from ..clusters.report import ClusterReport, JobReport
-from ..clusters.scale import check_group_names
+from ..clusters.resize import check_group_names
 from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
 from ..text import did_you_mean, plural
 from .display import JobsDisplay, JobTable
-from .group import PoolJob, WorkerGroup
+from .group import WorkerGroup
 from .head import END_TIMEOUT, Client, DaskControl
+from .jobs import PoolJob
 from .options import Amount
 from .pool import JobPool
 from .scaler import Scaler, wait_for

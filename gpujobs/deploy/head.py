@@ -31,7 +31,7 @@ from ..injob.registry import idle_message
 from ..planning.plan import Plan
 from ..planning.transport import contact_text, encryption_rule
 from ..text import quoted
-from .group import PoolJob
+from .jobs import PoolJob
 from .pool import JobPool
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
                 raise JobFailedError(self._why_ended(job, state))
             # Waiting in the queue is not an error; running without a dask scheduler is.
             now = pool.system.monotonic()
-            if now - (job.running_since or now) > pool.plan.profile.start_timeout:
+            if now - (job.started or now) > pool.plan.profile.start_timeout:
                 message = f"the dask scheduler's job {job.report.id} runs, but has no address yet"
                 raise JobFailedError(message)
             await asyncio.sleep(ADDRESS_INTERVAL)

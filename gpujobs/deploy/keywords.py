@@ -107,7 +107,7 @@ def _with_all_problems(read: Keywords, make: Callable[[Document], ClusterSpec]) 
             if not problems:
                 return spec
             if not get_scheduler(spec.site.site.scheduler).on_this_machine:
-                make_plan(spec, python="python", elastic=True)
+                make_plan(spec, python="python", replaces="owner")
             break
         except InputError as error:
             sources = {problem.position.source for problem in error.problems if problem.position}

@@ -15,13 +15,13 @@ from dataclasses import replace
 from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
 from ..clusters import folder as folders
-from ..clusters import scale as cancelling
+from ..clusters import scale
 from ..clusters.folder import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
-from ..clusters.scale import check_job_limits, limits_of
-from ..clusters.submit import FAILED, array_limit, new_record, send, with_avoided
+from ..clusters.resize import add_jobs, limits_of, note_removed, plan_of_more
+from ..clusters.submit import FAILED, array_limit, new_record, with_avoided
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
 from ..injob.folder import EndKind
@@ -29,10 +29,11 @@ from ..injob.gpus import shared_gpu_message
 from ..injob.names import HEAD
 from ..planning.limits import exceeded, most_allowed
 from ..planning.plan import JobGroup, Plan
-from ..planning.render import JobRoles, Script, render_jobs
+from ..planning.render import JobRoles, render_jobs
 from ..schedulers import JobState
 from ..text import plural
-from .group import Halt, PoolJob, PoolJobs, Scope, WorkerGroup, count_ends
+from .group import Halt, Scope, WorkerGroup, count_ends
+from .jobs import PoolJob, PoolJobs
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
@@ -89,105 +90,8 @@ class Canceller:
         self.cancel_soon([job for job in self._jobs.released.values() if now >= job.cancel_again])
 
 
-# -- render jobs -----------------------------------------------------------------------------------
-WORKERS = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
-
-
-class Submitter:
-    """Renders scripts of one cluster; every job gets the next number."""
-
-    def __init__(self, spec: ClusterSpec, plan: Plan, cluster_id: str) -> None:
-        self.spec = spec
-        self.plan = plan
-        self.cluster_id = cluster_id
-        self._next_number = 0
-
-    def worker_scripts(
-        self, group: JobGroup, count: int, used_devices: Collection[str], limit: int | None = None
-    ) -> list[Script]:
-        """Return the scripts of ``count`` jobs. Raises RefusedError without free GPUs."""
-        devices = self._free_devices(group, count, used_devices)
-        return self._render(group, WORKERS, count, devices, limit)
-
-    def head_scripts(self, used_devices: Collection[str]) -> list[Script]:
-        """Return the script of the dask scheduler's job."""
-        jobs = next(jobs for jobs in self.plan.all_jobs if self.plan.may_be_head(jobs))
-        workers = self.plan.head is None
-        roles = JobRoles(scheduler=True, workers=workers, run=False, client_owns=True)
-        devices = self._free_devices(jobs, 1, used_devices) if workers else ()
-        return self._render(jobs, roles, 1, devices)
-
-    def next_script(self, group: JobGroup) -> str:
-        """Return the script of the next job of a group, without using its number."""
-        number = self._next_number
-        try:
-            return self._render(group, WORKERS, 1)[0].text
-        finally:
-            self._next_number = number
-
-    def jobs_of(
-        self, submission: Submission, now: float, devices: tuple[str, ...] = ()
-    ) -> Iterator[PoolJob]:
-        """Yield the jobs of a submission, accepted at ``now``; ``devices``: of all of them."""
-        workers = submission.group != HEAD
-        jobs = next(jobs for jobs in self.plan.all_jobs if jobs.group == submission.group)
-        gpus = jobs.shape.gpus
-        for n, (number, job) in enumerate(submission.jobs.items()):
-            names = self.plan.job_worker_names(self.cluster_id, number, jobs) if workers else []
-            report = JobReport(
-                number=number,
-                job=job,
-                phase=JobPhase.SUBMITTED,
-                state=JobState.UNKNOWN,
-                group=jobs.group if workers else "",
-                workers=tuple(names),
-                id=self.plan.scheduler.show_id(job),
-            )
-            yield PoolJob(
-                report,
-                now,
-                devices=devices[n * gpus : (n + 1) * gpus],
-                start_timeout=self.plan.profile.start_timeout,
-            )
-
-    def _render(
-        self,
-        group: JobGroup,
-        roles: JobRoles,
-        count: int,
-        devices: tuple[str, ...] = (),
-        limit: int | None = None,
-    ) -> list[Script]:
-        first = self._next_number
-        self._next_number += count
-        folder = self.spec.site.path.parent
-        return render_jobs(
-            self.plan,
-            self.cluster_id,
-            group,
-            roles,
-            first,
-            count,
-            limit=limit,
-            site_folder=folder,
-            devices=devices,
-        )
-
-    def _free_devices(self, group: JobGroup, count: int, used: Collection[str]) -> tuple[str, ...]:
-        """Return GPUs of this machine for ``count`` jobs; none with a batch scheduler."""
-        if not self.plan.devices:
-            return ()
-        free = [device for device in self.plan.devices if device not in used]
-        wanted = count * group.shape.gpus_per_node
-        if len(free) < wanted:
-            total = len(self.plan.devices)
-            raise RefusedError(
-                f"{wanted} more GPUs wanted; {len(free)} of this machine's {total} are free"
-            )
-        return tuple(free[:wanted])
-
-
 # -- the pool --------------------------------------------------------------------------------------
+WORKERS = JobRoles(scheduler=False, workers=True, run=False, replaces="owner")
 LOST_TIMEOUT = 60.0
 """Seconds after which a running job whose workers have disconnected is cancelled."""
 QUERY_DELAY = 1.0
@@ -210,9 +114,10 @@ class JobPool:
         self.plan = plan
         self.ledger = ledger
         self.id = ledger.new_id(plan.name)
-        self.record: ClusterRecord = new_record(plan, self.id, owner="client")
+        self.record: ClusterRecord = new_record(plan, self.id, "owner")
         self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
-        self.jobs = PoolJobs({group.group: group.walltime for group in plan.groups})
+        walltimes = {group.group: group.walltime for group in plan.groups}
+        self.jobs = PoolJobs(walltimes, plan.profile.start_timeout)
         self.halt: Halt | None = None
         """Why no group gets more jobs: the cluster has ended."""
         self.conflict: Exception | None = None
@@ -221,7 +126,10 @@ class JobPool:
         self.unanswered = False
         """A submission got no reply, and its jobs may be accepted all the same."""
         self._limit: int | None = None
-        self._submitter = Submitter(spec, plan, self.id)
+        self._plan = plan
+        """With the bad nodes that new jobs avoid."""
+        self._site_folder = spec.site.path.parent
+        self._next_number = 0
         self._closing = threading.Event()
         self._client = client_of(self.record, stopping=self._closing.is_set, system=system)
         self.monitor = ClusterMonitor(
@@ -305,26 +213,33 @@ class JobPool:
             raise self.ended_error()
         numbers = self.jobs.numbers()
         numbers[group.name] += count
-        check_job_limits(self.plan, self.record, group.name, numbers)
+        known = self.plan, self.record, group.name, numbers, self._client, self.ledger
+        self._plan = await asyncio.to_thread(plan_of_more, *known)
         limit = await self._array_limit(count)
-        await self._avoid_nodes(numbers)
-        scripts = self._submitter.worker_scripts(group.jobs, count, self.jobs.devices(), limit)
-        await self._submit(scripts)
+        await self._submit(group.jobs, WORKERS, count, self._free_devices(group.jobs, count), limit)
 
     async def submit_head(self) -> PoolJob:
         """Submit the job of the dask scheduler: one of its own shape, or the first worker job."""
-        await self._avoid_nodes({})
-        scripts = self._submitter.head_scripts(self.jobs.devices())
-        await self._submit(scripts)
-        job = self.jobs.active[scripts[0].first]
+        self._plan = await asyncio.to_thread(
+            with_avoided, self.plan, self._client, self.ledger, self.id
+        )
+        jobs = next(jobs for jobs in self.plan.all_jobs if self.plan.may_be_head(jobs))
+        workers = self.plan.head is None
+        roles = JobRoles(scheduler=True, workers=workers, run=False, replaces="owner")
+        devices = self._free_devices(jobs, 1) if workers else ()
+        number = self._next_number
+        await self._submit(jobs, roles, 1, devices)
+        job = self.jobs.active[number]
         job.report = replace(job.report, head=True)
         return job
 
-    async def _avoid_nodes(self, jobs: Mapping[str, int]) -> None:
-        """Let new jobs avoid bad nodes; ``jobs``: how many each group has with them."""
-        self._submitter.plan = await asyncio.to_thread(
-            with_avoided, self.plan, self._client, self.ledger, self.id, jobs
+    def next_script(self, group: str | None) -> str:
+        """Return the script of the next job of a group; None: of the first one."""
+        jobs = self.plan.groups[0] if group is None else self.plan.group(group)
+        (script,) = render_jobs(
+            self._plan, self.id, jobs, WORKERS, self._next_number, 1, site_folder=self._site_folder
         )
+        return script.text
 
     async def _array_limit(self, count: int) -> int | None:
         """Return the most jobs of one array; the batch scheduler is queried once."""
@@ -332,24 +247,74 @@ class JobPool:
             self._limit = await asyncio.to_thread(array_limit, self.plan, self._client, count)
         return self._limit
 
-    def next_script(self, group: str | None) -> str:
-        """Return the script of the next job of a group; None: of the first one."""
-        jobs = self.plan.groups[0] if group is None else self.plan.group(group)
-        return self._submitter.next_script(jobs)
+    def _free_devices(self, group: JobGroup, count: int) -> tuple[str, ...]:
+        """Return GPUs of this machine for ``count`` jobs; none with a batch scheduler.
 
-    async def _submit(self, scripts: Sequence[Script]) -> None:
-        for script in scripts:
-            self.unanswered = True
-            record = await asyncio.to_thread(send, self.record, script, self._client, self.ledger)
-            self.record = record
-            self._add(record.submissions[-1], script.devices)
-            self.unanswered = False
+        Raises RefusedError if too few are free.
+        """
+        if not self.plan.devices:
+            return ()
+        used = self.jobs.devices()
+        free = [device for device in self.plan.devices if device not in used]
+        wanted = count * group.shape.gpus_per_node
+        if len(free) < wanted:
+            total = len(self.plan.devices)
+            raise RefusedError(
+                f"{wanted} more GPUs wanted; {len(free)} of this machine's {total} are free"
+            )
+        return tuple(free[:wanted])
+
+    async def _submit(
+        self,
+        group: JobGroup,
+        roles: JobRoles,
+        count: int,
+        devices: tuple[str, ...],
+        limit: int | None = None,
+    ) -> None:
+        numbers = range(self._next_number, self._next_number + count)
+        self._next_number = numbers.stop
+        added = add_jobs(
+            self._plan,
+            self.record,
+            group,
+            roles,
+            numbers,
+            self._client,
+            self.ledger,
+            limit=limit,
+            devices=devices,
+            site_folder=self._site_folder,
+        )
+        self.unanswered = True
+        try:
+            while (record := await asyncio.to_thread(next, added, None)) is not None:
+                self.record = record
+                self._add(record.submissions[-1])
+        except (InputError, RefusedError):
+            self.unanswered = False  # this is the answer
+            raise
+        self.unanswered = False
         self.query_soon()
 
-    def _add(self, submission: Submission, devices: tuple[str, ...] = ()) -> None:
+    def _add(self, submission: Submission) -> None:
+        """Add the jobs of a submission that was accepted now."""
         now = self.system.monotonic()
-        for job in self._submitter.jobs_of(submission, now, devices):
-            self.jobs.add(job)
+        jobs = next(jobs for jobs in self.plan.all_jobs if jobs.group == submission.group)
+        workers = submission.group != HEAD
+        for number, job in submission.jobs.items():
+            names = self.plan.job_worker_names(self.id, number, jobs) if workers else []
+            report = JobReport(
+                number=number,
+                job=job,
+                phase=JobPhase.WAITING,
+                state=JobState.UNKNOWN,
+                unseen=True,
+                group=jobs.group if workers else "",
+                workers=tuple(names),
+                id=self.plan.scheduler.show_id(job),
+            )
+            self.jobs.add(PoolJob(report, now, devices=submission.devices_of(number)))
 
     async def recover(self) -> bool:
         """Add the jobs of a submission without a reply; return whether its outcome is known.
@@ -381,9 +346,8 @@ class JobPool:
             return
         for job in jobs:  # first of all, so that they are not replaced
             self.jobs.release(job, JobPhase.LEAVING, "removed")
-        numbers = tuple(job.report.number for job in jobs)
-        removed = (*self.record.removed, *numbers)
-        self.record = await asyncio.to_thread(self._update, removed=removed)
+        reports = [job.report for job in jobs]
+        self.record = await asyncio.to_thread(note_removed, self.record, reports, self.ledger)
         names = [name for job in jobs for name in job.report.connected]
         if names:
             await retire(names)
@@ -413,7 +377,7 @@ class JobPool:
             self._update(finished=True)
             return
         try:
-            cancelling.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
+            scale.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
         except GpujobsError as error:
             logger.warning("%s was closed, but %s; its jobs exit by themselves", self.id, error)
 
@@ -468,17 +432,17 @@ class JobPool:
         return reports
 
     def _has_ended(self, job: PoolJob, now: float) -> bool:
-        if job.lost_since is not None and now - job.lost_since > LOST_TIMEOUT:
+        if job.away(now) > LOST_TIMEOUT:
             return not job.report.head  # which ends by itself, or is seen to have ended
         return not job.report.active
 
     def _finish(self, job: PoolJob, now: float) -> JobReport:
         """Move a job that has ended to the past ones; cancel it if it is still in the queue."""
         report = job.report
-        phase, reason = report.phase, report.reason or report.state.value
-        if phase is JobPhase.LOST:
-            phase, reason = JobPhase.ENDED, "it runs, but its workers disconnected"
-        elif phase is JobPhase.FAILED:
+        reason = report.reason or report.state.value
+        if report.lacks_workers:
+            reason = "it runs, but its workers disconnected"
+        elif report.in_vain:
             job.report = with_log(self.record, report)
         elif not job.steady(now) and (why := job_error(self.record, report)):
             reason = f"{reason}: {why}"
@@ -486,9 +450,9 @@ class JobPool:
             kind = _KIND_OF_HEAD.get(report.state, EndKind.FAILED)
             self.end(kind, f"the dask scheduler's job {report.id} ended: {reason}")
         if not report.in_queue:
-            return self.jobs.finish(job, phase, reason)
+            return self.jobs.finish(job, JobPhase.ENDED, reason)
         self._canceller.cancel_soon([job])
-        return self.jobs.release(job, phase, reason)
+        return self.jobs.release(job, JobPhase.ENDED, reason)
 
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""
@@ -498,7 +462,7 @@ class JobPool:
         if self.ended and not self._closing.is_set() and self.halt is None:
             self.halt = Halt(Scope.CLUSTER, self.ended_error())
             jobs = self.jobs.active.values()
-            self._canceller.cancel_soon([job for job in jobs if job.report.phase.waits])
+            self._canceller.cancel_soon([job for job in jobs if job.report.waits])
 
     def ended_error(self) -> JobFailedError:
         """Return the error of a cluster that has ended or was closed."""

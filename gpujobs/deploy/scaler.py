@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dask.utils import parse_timedelta
 
 from ..clusters.progress import Progress
-from ..clusters.report import JobPhase, job_counts
+from ..clusters.report import job_counts
 from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
 from ..injob.folder import EndKind
 from ..text import clock_text, plural
-from .group import REFUSAL_TIME, Halt, PoolJob, Scope, WorkerGroup
+from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
 from .head import DaskControl
+from .jobs import PoolJob
 from .pool import JobPool, in_background
 
 
@@ -339,7 +340,7 @@ class Scaler:
         if end := self.dask.end_of_scheduler():
             pool.end(*end)
         for job in await pool.refresh(self.dask.connected, self._lock):
-            when = " before its workers connected" if job.phase is JobPhase.FAILED else ""
+            when = " before its workers connected" if job.in_vain else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")
         self._note_setups()
         self._retirer.retire_late(pool.jobs.released.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from ..injob.demand import RULES
 from ..schedulers import Scheduler
@@ -27,16 +28,24 @@ class Lifetime:
     """How often the cluster starts at most (`requeue`)."""
 
 
+Replaces: TypeAlias = Literal["owner", "none"]
+"""Who replaces the lost jobs of a cluster: the Python process that owns it, or none does.
+
+A cluster that was submitted goes on without them. That of an owner is planned for a number of
+workers that changes.
+"""
+
+
 def plan_lifetime(
     diagnostics: Diagnostics,
     scheduler: Scheduler,
     planned: Sequence[JobGroup],
-    owned: bool,
+    replaces: Replaces,
 ) -> Lifetime:
-    """Return the lifetime of a cluster of these jobs; ``owned``: by a Python process."""
+    """Return the lifetime of a cluster of these jobs."""
     jobs = sum(group.shape.jobs for group in planned)
     walltime = max((group.walltime or 0 for group in planned), default=0)
-    if owned:
+    if replaces == "owner":
         return Lifetime(_end_after_owned(diagnostics, walltime))
     return Lifetime(_end_after(diagnostics, walltime), _attempts(diagnostics, scheduler, jobs))
 

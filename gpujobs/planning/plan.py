@@ -25,7 +25,7 @@ from .demand import Machine
 from .directives import request_texts
 from .jobgroups import GroupPlanner, head_queue, head_shape, head_spec
 from .layouts import Layout, layout_of
-from .lifetime import Lifetime, plan_lifetime
+from .lifetime import Lifetime, Replaces, plan_lifetime
 from .limits import QueuedJobs
 from .shape import JobGroup, QueueMismatch
 from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
@@ -153,29 +153,29 @@ def make_plan(
     *,
     python: str,
     machine: Machine | None = None,
-    elastic: bool = False,
+    replaces: Replaces = "none",
     only: str | None = None,
 ) -> Plan:
     """Return the plan of ``spec``. Raises InputError with all problems.
 
     ``python`` is the interpreter that runs gpujobs, ``machine`` this machine if the site is local.
-    ``elastic``: the number of workers will change, and may not be known yet. ``only``: plan only
-    this group of workers.
+    ``replaces``: an owner changes the number of workers, which may not be known yet. ``only``: plan
+    only this group of workers.
     """
-    return _Planner(spec, python=python, machine=machine, elastic=elastic).plan(only)
+    return _Planner(spec, python=python, machine=machine, replaces=replaces).plan(only)
 
 
 class _Planner:
     def __init__(
-        self, spec: ClusterSpec, *, python: str, machine: Machine | None, elastic: bool
+        self, spec: ClusterSpec, *, python: str, machine: Machine | None, replaces: Replaces
     ) -> None:
         self.spec, self.profile, self.site = spec, spec.profile, spec.site.site
         self.scheduler = get_scheduler(self.site.scheduler)(self.site.cluster)
         self.layout = layout_of(self.profile, self.site, self.scheduler)
         self.machine = machine if self.scheduler.on_this_machine else None
         self.this_python = python
-        self.owned = elastic
-        self.elastic = elastic and self.layout.elastic
+        self.replaces = replaces
+        self.elastic = replaces == "owner" and self.layout.elastic
         self.diagnostics = Diagnostics(spec)
 
     def plan(self, only: str | None) -> Plan:
@@ -190,7 +190,7 @@ class _Planner:
         transport = choose_transport(self.diagnostics, groups, head)
         check_ports(self.diagnostics, groups)
         planned = [*filter(None, (head, *groups))]
-        lifetime = plan_lifetime(self.diagnostics, self.scheduler, planned, self.owned)
+        lifetime = plan_lifetime(self.diagnostics, self.scheduler, planned, self.replaces)
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
@@ -274,7 +274,7 @@ class _Planner:
 
     def _note_differences(self, groups: tuple[JobGroup, ...]) -> None:
         """Add a note if the groups that may get the head differ."""
-        if self.profile.head or self.owned or len(groups) < 2:
+        if self.profile.head or self.replaces == "owner" or len(groups) < 2:
             return
         differ = [
             name

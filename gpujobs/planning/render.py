@@ -30,6 +30,7 @@ from ..schedulers.local import INHERIT
 from ..text import control_character
 from .bash import Bash, command, with_variables, without
 from .layouts import SCHEDULER_FILE
+from .lifetime import Replaces
 from .plan import Plan
 from .shape import JobGroup
 
@@ -48,8 +49,8 @@ class JobRoles:
     """They may start the dask scheduler."""
     workers: bool = True
     run: bool = True
-    client_owns: bool = False
-    """A Python process handles the jobs' failures; else a failure ends the cluster."""
+    replaces: Replaces = "none"
+    """With an owner, it handles the jobs' failures; else a failure ends the cluster."""
 
 
 def roles_of(plan: Plan, jobs: JobGroup) -> JobRoles:
@@ -89,7 +90,7 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
         lines.append(" ".join(options))
     if roles.scheduler:
         lines += _head_options(plan, jobs)
-    if roles.client_owns:
+    if roles.replaces == "owner":
         lines.append("--client-owns")
         if roles.scheduler:
             lines[-1] += f" --lease={LEASE}"
@@ -144,7 +145,7 @@ def asks_outside(plan: Plan, jobs: JobGroup, roles: JobRoles) -> bool:
 
     The only job of an allocation has no others to ask about.
     """
-    return jobs.container is not None and not roles.client_owns and not plan.working_ranks
+    return jobs.container is not None and roles.replaces == "none" and not plan.working_ranks
 
 
 def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
@@ -316,7 +317,7 @@ def _context(plan: Plan, cluster_id: str, roles: JobRoles, script: Script) -> di
         "submit_folder": Bash(plan.scheduler.submit_folder),
         "first": number_of_index_0,
         "first_number": script.first,
-        "client_owns": roles.client_owns,
+        "client_owns": roles.replaces == "owner",
         "asks": asks_outside(plan, script.jobs, roles),
         "cancel": Bash(plan.scheduler.cancel_waiting),
         "supervise": supervise(plan, script.jobs, roles, script.attempt),

@@ -121,7 +121,7 @@ def text_of(case: str, folder: Path) -> str:
     made = plan(folder, profile, site, MACHINES.get(case, MACHINE))
     scripts = render(made, "svd-0000")
     if case in OWNED:
-        roles = JobRoles(scheduler=False, workers=True, run=False, client_owns=True)
+        roles = JobRoles(scheduler=False, workers=True, run=False, replaces="owner")
         scripts = render_jobs(made, "svd-0000", made.groups[0], roles, 0, made.groups[0].shape.jobs)
     return "".join(script.text for script in scripts)
 

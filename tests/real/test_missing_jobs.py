@@ -217,7 +217,7 @@ def test_a_job_that_its_user_holds_is_waited_for(cli: Cli, backend: SlurmBackend
     assert (verdict()["gone"], verdict()["head"]) == ({}, True)
     status = cli.status(cluster)
     words = "JobHeldUser: held by its user, until `scontrol release`"
-    assert f"1 second pending ({words})" in status["reason"]
+    assert f"1 second waiting ({words})" in status["reason"]
     backend.slurm.command("scontrol", "release", status["jobs"][1]["id"])
     _, errors = waiting.communicate(timeout=patience(120))
     assert waiting.returncode == 0 and words in errors, errors

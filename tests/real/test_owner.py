@@ -515,7 +515,7 @@ def test_python_c_and_a_terminal(
         options = "worker_memory='1GiB', directives=['--hold'], scheduler_options={'dashboard_address': ':0'}"
         screen.type(f"cluster = gpujobs.GPUSLURMCluster({path!r}, {options})")
         screen.type("cluster.scale(1); cluster.wait_for_workers(1)")
-        screen.until(r"0/1 workers, 1 PENDING \(JobHeldUser: held by .*…, \d\d:\d\d")
+        screen.until(r"0/1 workers, 1 WAITING \(JobHeldUser: held by .*…, \d\d:\d\d")
         os.write(screen.master, b"\x03")  # Ctrl-C ends the wait, and not the cluster
         screen.until("KeyboardInterrupt")
         screen.type("print([job['phase'] for job in cluster.jobs])")

@@ -129,7 +129,7 @@ def test_profile_and_keywords_give_the_same_script(site: Callable[..., str], hom
             worker_options={"rmm_pool_size": 0.5}, name="profile", quiet=True, scheduler_options={"dashboard_address": ":0"},
             **{key: value for key, value in keywords.items() if value is not None},
         ) as two:  # fmt: skip
-            two._pool._submitter._next_number = one._pool._submitter._next_number
+            two._pool._next_number = one._pool._next_number
             assert one.job_script().replace(one.id, two.id) == two.job_script()
         submitted = next((one.folder / "scripts").iterdir()).read_text()
         assert one.scheduler_address not in submitted  # read from the cluster's folder
@@ -548,7 +548,7 @@ def test_adapt_scales_by_whole_jobs_without_flapping(make: Callable[..., Any]) -
 
 def test_a_wait_for_pending_jobs_says_why(make: Callable[..., Any]) -> None:
     cluster = make(scale=2, directives=["--begin=now+1hour"])
-    with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 PENDING \(BeginTime\)"):
+    with pytest.raises(TimeoutError, match=r"0 of 2 workers after 6 s: 2 WAITING \(BeginTime\)"):
         cluster.wait_for_workers(2, timeout=SHORT)
     assert [(job["phase"], job["reason"]) for job in cluster.jobs] == [("PENDING", "BeginTime")] * 2
     assert "BeginTime" in repr(cluster.jobs) and "BeginTime" in cluster._repr_html_()

@@ -683,7 +683,7 @@ def test_status_asks_once_for_all_clusters(cli: Cli, backend: SlurmBackend) -> N
     ]
     asked.unlink(missing_ok=True)
     listed = cli("status").stdout
-    assert all(cluster in listed for cluster in clusters) and listed.count("4 PENDING") == 3
+    assert all(cluster in listed for cluster in clusters) and listed.count("4 WAITING") == 3
     assert len(asked.read_text().splitlines()) == 1
     assert cli("cancel", *clusters).returncode == 0
     backend.wait_empty(15)

@@ -574,3 +574,18 @@ def test_failures_of_one_group_do_not_stop_the_others(tmp_path: Path) -> None:
     queues = {**SITE["queues"], "cpu": dict(CPU_QUEUE)}
     profile = {"groups": GROUPS, "network": PROFILE["network"]}
     run(tmp_path, story, site={"queues": queues}, profile=profile)
+
+
+def test_a_refused_group_does_not_keep_another_one_from_its_jobs(tmp_path: Path) -> None:
+    """Both are scaled in one call; a refusal is an answer, and no submission without one."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.max_jobs = 2
+        cluster._scaler.set_targets({"gpu": 3, "prep": 2})
+        with pytest.raises(RefusedError):
+            await cluster._scaler.reach_targets()
+        assert Counter(job.group for job in slurm.alive) == {"prep": 2}
+
+    queues = {**SITE["queues"], "cpu": dict(CPU_QUEUE)}
+    profile = {"groups": GROUPS, "network": PROFILE["network"]}
+    run(tmp_path, story, site={"queues": queues}, profile=profile)

@@ -13,7 +13,7 @@ from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.deploy.elastic import ElasticCluster, JobAdaptive
-from gpujobs.deploy.group import PoolJob
+from gpujobs.deploy.jobs import PoolJob
 from gpujobs.deploy.pool import JobPool
 from gpujobs.deploy.scaler import Scaler
 
@@ -47,7 +47,7 @@ class SimulatedCluster(ElasticCluster):
         (folder / "s.yaml").write_text(text_of({**SITE, "directory": str(folder), **(site or {})}))
         (folder / "p.yaml").write_text(text_of(profile or PROFILE))
         spec = load_spec(folder / "p.yaml", site=str(folder / "s.yaml"))
-        plan = make_cluster_plan(spec, elastic=True)
+        plan = make_cluster_plan(spec, replaces="owner")
         self.slurm = slurm
         self.interval = interval
         self.ledger = Ledger(folder / "ledger")

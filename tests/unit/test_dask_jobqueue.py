@@ -40,7 +40,7 @@ CLASSES = {
     "SGE": (dask_jobqueue.SGECluster, gpujobs.GPUSGECluster, "sge"),
 }
 DEFAULTS = yaml.safe_load((Path(dask_jobqueue.__file__).parent / "jobqueue.yaml").read_text())
-WORKERS = JobRoles(scheduler=True, workers=True, run=False, client_owns=True)
+WORKERS = JobRoles(scheduler=True, workers=True, run=False, replaces="owner")
 
 
 class Row(NamedTuple):
@@ -90,7 +90,7 @@ def planned(
     configuration = configured(batch_scheduler, keywords.pop("config_name", None))
     ClusterOptions.of({}, configuration)
     spec = spec_of(keywords, site, n_workers, (batch_scheduler,), configuration)
-    return make_plan(spec, python=PYTHON, elastic=True)
+    return make_plan(spec, python=PYTHON, replaces="owner")
 
 
 def script(plan: Plan) -> str:

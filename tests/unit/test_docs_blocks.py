@@ -221,7 +221,7 @@ def test_jobs_of_the_documentation() -> None:
         id="4711_0", node="gpu01", workers=workers, connected=workers, gpus=gpus,
     )  # fmt: skip
     waiting = JobReport(
-        1, JobId("4711", 1), JobPhase.PENDING, JobState.PENDING,
+        1, JobId("4711", 1), JobPhase.WAITING, JobState.PENDING,
         id="4711_1", reason="Resources", workers=tuple(f"svd-7f3a-1-{n}" for n in range(4)),
     )  # fmt: skip
     table = [line.rstrip() for line in repr(JobTable([running, waiting])).splitlines()]

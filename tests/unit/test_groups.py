@@ -142,7 +142,7 @@ def test_groups_that_differ_are_noted(home: Path) -> None:
     path = home / "differ.yaml"
     path.write_text(differ)
     spec = load_spec(path, site=str(home / "s.yaml"))
-    owned = make_plan(spec, python="python", elastic=True)  # of a Python process
+    owned = make_plan(spec, python="python", replaces="owner")  # of a Python process
     assert not any("differ" in note for note in owned.notes)
 
 
@@ -205,7 +205,7 @@ def test_the_report_counts_by_group() -> None:
     assert [(job.number, job.group, job.workers) for job in found.jobs] == [
         (0, "gpu", ("svd-0000-gpu-0",)), (1, "gpu", ("svd-0000-gpu-1",)), (2, "prep", ("svd-0000-prep-2",)),
     ]  # fmt: skip
-    assert found.reason == "1 gpu pending (Resources)" and not found.complete
+    assert found.reason == "1 gpu waiting (Resources)" and not found.complete
     value: Any = cluster_json(found)
     assert value["workers"]["groups"] == [
         {"name": "gpu", "wanted": 2, "connected": 1}, {"name": "prep", "wanted": 1, "connected": 1},

@@ -136,7 +136,9 @@ def test_the_site_limits_the_time_without_tasks(
 def test_the_site_limits_a_cluster_of_python(home: Path, most: str, rules: dict[str, int]) -> None:
     (home / "s.yaml").write_text(SLURM + (most and f"max_idle_timeout: {most}\n"))
     (home / "p.yaml").write_text("gpus: 1\n")
-    plan = make_cluster_plan(load_spec(home / "p.yaml", site=str(home / "s.yaml")), elastic=True)
+    plan = make_cluster_plan(
+        load_spec(home / "p.yaml", site=str(home / "s.yaml")), replaces="owner"
+    )
     assert plan.lifetime.end_after == rules
     assert [note for note in plan.notes if "ends after" in note] == [
         "the cluster ends after 20 minutes without tasks (`max_idle_timeout` of the site)"

@@ -11,35 +11,52 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
-from gpujobs.deploy.group import START_UP, STEADY, PoolJob, PoolJobs
+from gpujobs.deploy.jobs import (
+    START_UP,
+    STEADY,
+    Away,
+    PoolJob,
+    PoolJobs,
+    Running,
+    Starting,
+    Waiting,
+)
 from gpujobs.schedulers import JobId, JobState
 
-JOB = JobReport(0, JobId("7", 0), JobPhase.PENDING, JobState.PENDING, workers=("svd-0", "svd-1"))
+JOB = JobReport(0, JobId("7", 0), JobPhase.WAITING, JobState.PENDING, workers=("svd-0", "svd-1"))
 
 
 def test_table() -> None:
-    waiting = replace(JOB, reason="Priority", starts="2026-01-01T10:00:00")
-    assert job_counts([waiting], reasons=True) == "1 PENDING (Priority)"
+    waiting = replace(JOB, reason="Priority", expected_start="2026-01-01T10:00:00")
+    assert job_counts([waiting], reasons=True) == "1 WAITING (Priority)"
     assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable([waiting]))
     assert JobTable([waiting]) == [job_json(waiting)]
     assert repr(JobTable()) == "no jobs"
 
 
 @pytest.mark.parametrize(
-    ("phase", "state", "word"),
+    ("phase", "state", "facts", "word", "in_json"),
     [
-        ("LEAVING", "RUNNING", "LEAVING"),
-        ("SUBMITTED", "UNKNOWN", "SUBMITTED"),
-        ("ENDED", "TIMEOUT", "TIMEOUT"),
-        ("FAILED", "NODE_FAIL", "NODE_FAIL"),
-        ("FAILED", "COMPLETED", "FAILED"),
-        ("ENDED", "COMPLETED", "COMPLETED"),
+        ("WAITING", "PENDING", {}, "WAITING", "PENDING"),
+        ("WAITING", "UNKNOWN", {"unseen": True}, "WAITING", "SUBMITTED"),
+        ("STARTING", "RUNNING", {}, "STARTING", "STARTING"),
+        ("RUNNING", "RUNNING", {}, "RUNNING", "RUNNING"),
+        ("AWAY", "RUNNING", {}, "AWAY", "LOST"),
+        ("AWAY", "SUSPENDED", {}, "AWAY", "SUSPENDED"),
+        ("LEAVING", "RUNNING", {}, "LEAVING", "LEAVING"),
+        ("ENDED", "TIMEOUT", {}, "TIMEOUT", "ENDED"),
+        ("ENDED", "NODE_FAIL", {"in_vain": True}, "NODE_FAIL", "FAILED"),
+        ("ENDED", "COMPLETED", {"in_vain": True}, "FAILED", "FAILED"),
+        ("ENDED", "COMPLETED", {}, "COMPLETED", "ENDED"),
     ],
 )
-def test_one_word_for_the_state(phase: str, state: str, word: str) -> None:
-    job = replace(JOB, phase=JobPhase(phase), state=JobState(state))
+def test_one_word_for_the_state(
+    phase: str, state: str, facts: dict[str, bool], word: str, in_json: str
+) -> None:
+    job = replace(JOB, phase=JobPhase(phase), state=JobState(state), **facts)
     assert (job_cells(job)[2], job_counts([job])) == (word, f"1 {word}")
-    assert word in repr(JobTable([job]))
+    assert word in repr(JobTable([job])) and job_json(job)["phase"] == in_json
+    assert ("suspended" in job_cells(job)[-1]) is (state == "SUSPENDED")
 
 
 def test_gpus() -> None:
@@ -54,38 +71,54 @@ def test_html_is_escaped() -> None:
 
 def test_times_of_a_job_of_the_pool() -> None:
     job = PoolJob(JOB, 0.0)
-    assert not job.update(JOB, 1.0) and job.running_since is None
-    assert job.update(replace(JOB, phase=JobPhase.STARTING), 2.0)
-    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0) and job.running_since == 2.0
-    assert job.update(replace(JOB, phase=JobPhase.LOST), 4.0) and job.lost_since == 4.0
-    assert not job.update(replace(JOB, phase=JobPhase.LOST), 5.0) and job.lost_since == 4.0
-    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 6.0) and job.lost_since is None
-    job.update(replace(JOB, phase=JobPhase.LOST), 7.0)
+    assert not job.update(JOB, 1.0) and job.phase == Waiting()
+    assert job.update(replace(JOB, phase=JobPhase.STARTING), 2.0) and job.phase == Starting(2.0)
+    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0) and job.phase == Running(2.0, 3.0)
+    assert job.update(replace(JOB, phase=JobPhase.AWAY), 4.0) and job.phase == Away(2.0, 3.0, 4.0)
+    assert not job.update(replace(JOB, phase=JobPhase.AWAY), 5.0) and job.away(5.0) == 1.0
+    assert job.update(replace(JOB, phase=JobPhase.RUNNING), 6.0) and job.phase == Running(2.0, 3.0)
+    job.update(replace(JOB, phase=JobPhase.AWAY), 7.0)
     job.update(JOB, 8.0)  # requeued
-    assert job.lost_since is None and job.running_since is None
+    assert job.phase == Waiting(again=True) and job.queued == 8.0
+
+
+def test_a_suspended_job_is_not_away() -> None:
+    job = PoolJob(JOB, 0.0)
+    for now, phase in enumerate(("RUNNING", "AWAY")):
+        job.update(replace(JOB, phase=JobPhase(phase), state=JobState.RUNNING), float(now))
+    job.update(replace(JOB, phase=JobPhase.AWAY, state=JobState.SUSPENDED), 2.0)
+    assert job.away(1000.0) == 0.0 and job.phase == Running(0.0, 0.0)
+
+
+def test_the_end_of_a_job_whose_workers_are_away_is_no_success() -> None:
+    job = PoolJob(JOB, 0.0)
+    for now, phase in ((1.0, "RUNNING"), (2.0, "AWAY")):
+        job.update(replace(JOB, phase=JobPhase(phase), state=JobState.RUNNING), now)
+    job.update(replace(JOB, phase=JobPhase.ENDED, state=JobState.NODE_FAIL), 50.0)
+    assert not job.steady(50.0)  # its workers were there for a second
 
 
 def test_workers_of_a_requeued_job_start_again() -> None:
     job = PoolJob(JOB, 0.0)
-    lost = replace(JOB, phase=JobPhase.LOST, state=JobState.RUNNING)
-    for phase in (JobPhase.RUNNING, JobPhase.PENDING):
+    lost = replace(JOB, phase=JobPhase.AWAY, state=JobState.RUNNING)
+    for phase in (JobPhase.RUNNING, JobPhase.WAITING):
         job.update(replace(JOB, phase=phase), 1.0)
     job.update(lost, 2.0)  # its workers were connected before, and are not now
-    assert job.report.phase is JobPhase.STARTING and job.lost_since is None
+    assert job.report.phase is JobPhase.STARTING and job.phase == Starting(2.0, again=True)
     job.update(replace(JOB, phase=JobPhase.RUNNING), 3.0)
     job.update(lost, 4.0)
-    assert job.report.phase is JobPhase.LOST and job.lost_since == 4.0
+    assert job.report.phase is JobPhase.AWAY and job.phase == Away(2.0, 3.0, 4.0)
 
 
 def test_workers_of_a_requeued_job_have_a_limited_time_to_start() -> None:
-    job = PoolJob(JOB, 0.0, start_timeout=300.0)
-    lost = replace(JOB, phase=JobPhase.LOST, state=JobState.RUNNING)
+    job = PoolJob(JOB, 0.0)
+    lost = replace(JOB, phase=JobPhase.AWAY, state=JobState.RUNNING)
     for now, report in ((1.0, replace(JOB, phase=JobPhase.RUNNING)), (2.0, JOB), (3.0, lost)):
-        job.update(report, now)
-    job.update(lost, 303.0)
+        job.update(report, now, 300.0)
+    job.update(lost, 303.0, 300.0)
     assert job.report.phase is JobPhase.STARTING
-    job.update(lost, 304.0)  # they have come and gone between two looks
-    assert job.report.phase is JobPhase.LOST and job.lost_since == 304.0
+    job.update(lost, 304.0, 300.0)  # they have come and gone between two looks
+    assert job.report.phase is JobPhase.AWAY and job.phase == Away(3.0, None, 304.0)
 
 
 def test_a_requeue_that_nobody_saw() -> None:
@@ -94,21 +127,21 @@ def test_a_requeue_that_nobody_saw() -> None:
     job = PoolJob(JOB, 0.0)
     job.update(running, 10.0)
     job.leaving = True
-    job.update(replace(running, phase=JobPhase.LOST), 20.0)
-    job.update(replace(running, phase=JobPhase.LOST, began=1.7e9 + 30), 50.0)
-    assert job.report.phase is JobPhase.STARTING and job.running_since == 50.0
+    job.update(replace(running, phase=JobPhase.AWAY), 20.0)
+    job.update(replace(running, phase=JobPhase.AWAY, began=1.7e9 + 30), 50.0)
+    assert job.report.phase is JobPhase.STARTING and job.started == 50.0
     assert not job.leaving  # it has its whole walltime again
     job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 60.0)
     job.update(replace(running, phase=JobPhase.RUNNING, began=None), 70.0)  # it could not be read
     job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 80.0)
-    assert job.running_since == 50.0 and job.connected_since == 60.0
+    assert job.phase == Running(50.0, 60.0)
 
 
 def test_a_start_has_succeeded_if_the_workers_stay() -> None:
     job = PoolJob(JOB, 0.0)
     job.update(replace(JOB, phase=JobPhase.RUNNING), 10.0)
     assert not job.steady(10.0 + STEADY - 1) and job.steady(10.0 + STEADY)
-    job.update(replace(JOB, phase=JobPhase.LOST), 20.0)
+    job.update(replace(JOB, phase=JobPhase.AWAY), 20.0)
     assert not job.steady(1000.0)  # the time for which it is lost does not count
 
 
@@ -138,9 +171,9 @@ def test_jobs_of_a_pool() -> None:
 
 
 def test_a_requeued_job_has_waited_since_it_was_requeued() -> None:
-    found = jobs(JobPhase.PENDING, walltime=36000)
+    found = jobs(JobPhase.WAITING, walltime=36000)
     running = replace(JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING, workers=("svd-0",))
-    waiting = replace(running, phase=JobPhase.PENDING, state=JobState.PENDING)
+    waiting = replace(running, phase=JobPhase.WAITING, state=JobState.PENDING)
     for now, report in ((1.0, running), (5000.0, waiting), (5030.0, running)):
         found.update(SimpleNamespace(jobs=[report], folder=FolderState()), now)  # type: ignore[arg-type]
     assert found.longest_wait == 30.0  # its first run is no waiting time
@@ -148,7 +181,7 @@ def test_a_requeued_job_has_waited_since_it_was_requeued() -> None:
 
 
 def test_idle_jobs_are_kept_as_long_as_a_job_has_waited() -> None:
-    found = jobs(JobPhase.PENDING)
+    found = jobs(JobPhase.WAITING)
     cluster = SimpleNamespace(_pool=SimpleNamespace(jobs=found))
     adaptive = JobAdaptive(cluster, interval=0)
     assert adaptive.hold == SHORTEST_HOLD

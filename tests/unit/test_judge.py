@@ -23,6 +23,7 @@ from gpujobs.clusters.report import (
     JobPhase,
     cluster_json,
     job_json,
+    json_phase,
 )
 from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 from gpujobs.injob.transport import Choice
@@ -61,7 +62,7 @@ def report(
 
 
 def states(found: ClusterReport) -> tuple[str, str, str]:
-    return found.state.value, found.jobs[0].state.value, found.jobs[0].phase.value
+    return found.state.value, found.jobs[0].state.value, json_phase(found.jobs[0])
 
 
 # -- phases in order -------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ def test_phases_of_a_job() -> None:
     lost = FolderState(seen=frozenset(BOTH))
     assert states(report()) == ("PENDING", "UNKNOWN", "SUBMITTED")
     assert states(report(PENDING)) == ("PENDING", "PENDING", "PENDING")
-    assert report(PENDING).reason == "1 pending (Priority)"
+    assert report(PENDING).reason == "1 waiting (Priority)"
     assert states(report(RUNNING)) == ("STARTING", "RUNNING", "STARTING")
     assert states(report(RUNNING, one)) == ("RUNNING", "RUNNING", "STARTING")
     assert states(report(RUNNING, both)) == ("RUNNING", "RUNNING", "RUNNING")
@@ -167,7 +168,7 @@ def test_suspended() -> None:
         submissions=(Submission("7", 0, 1), Submission("8", 1, 1)),
     )
     found = judge(two, both, {JOB: suspended, JobId("8"): PENDING}, now=NOW)
-    assert found.reason == "1 pending (Priority), 1 suspended"
+    assert found.reason == "1 waiting (Priority), 1 suspended"
 
 
 def test_a_head_that_was_lost_with_its_node() -> None:

@@ -102,7 +102,7 @@ def test_a_pool_of_the_asynchronous_allocator_has_the_warning_of_dask_cuda() -> 
 def planned(**keywords: Any) -> Plan:
     """Return the plan of keywords, with two GPUs."""
     spec = spec_of(keywords, "local", 2, ("local",), vocabulary=LOCAL)
-    return make_plan(spec, python=PYTHON, machine=MACHINE, elastic=True)
+    return make_plan(spec, python=PYTHON, machine=MACHINE, replaces="owner")
 
 
 def script(**keywords: Any) -> str:
@@ -169,7 +169,7 @@ def test_threads_are_limited_by_no_share_of_the_cpus(home: Path, threads: int, n
 
 def test_one_worker_takes_the_cpus_of_the_machine(home: Path) -> None:
     spec = spec_of({"threads_per_worker": 8}, "local", 1, ("local",), vocabulary=LOCAL)
-    plan = make_plan(spec, python=PYTHON, machine=MACHINE, elastic=True)
+    plan = make_plan(spec, python=PYTHON, machine=MACHINE, replaces="owner")
     assert plan.groups[0].shape.cpus == 8 and not plan.notes
 
 

@@ -231,7 +231,7 @@ def test_a_cluster_of_dask_jobqueue_needs_only_another_class(home: Path) -> None
     _, before, _, after = PAIRS[0]
     keywords = keywords_in(before)
     assert keywords == keywords_in(after)
-    plan = make_plan(spec_of(keywords, None, 0, ("slurm",)), python="python", elastic=True)
+    plan = make_plan(spec_of(keywords, None, 0, ("slurm",)), python="python", replaces="owner")
     shape = plan.groups[0].shape
     assert (shape.gpus, shape.workers, shape.cpus) == (4, 4, 16)
     assert [note.split()[0] for note in plan.notes[:2]] == ["--lifetime", "processes=1"]

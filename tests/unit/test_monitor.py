@@ -515,7 +515,7 @@ def test_a_job_that_has_started_since_the_answer_does_not_wait(
     record = add(ledger, "7")
     slurm.lists("7|N/A|PENDING")
     monitor = ClusterMonitor([record], ledger)
-    assert monitor.report().jobs[0].phase == "PENDING"
+    assert monitor.report().jobs[0].phase == "WAITING"
     slurm.is_away()
 
     def starts(seconds: float) -> None:
@@ -526,6 +526,6 @@ def test_a_job_that_has_started_since_the_answer_does_not_wait(
     assert monitor.report().jobs[0].phase == "STARTING"
     slurm.lists("7|N/A|PENDING")  # requeued
     monitor.query_soon()
-    assert monitor.report().jobs[0].phase == "PENDING"
+    assert monitor.report().jobs[0].phase == "WAITING"
     starts(1.7e9 + 30)
     assert monitor.latest().jobs[0].phase == "STARTING"

@@ -69,10 +69,10 @@ def test_rows_of_groups() -> None:
     gpu, prep, head = group_rows(report())
     assert (gpu.name, gpu.connected, gpu.wanted, gpu.percent) == ("gpu", 1, 3, 33)
     assert gpu.jobs == ("1 starting", "1 running")
-    assert gpu.pending == ("2: Priority",)
+    assert gpu.waiting == ("2: Priority",)
     assert gpu.failed == ("1: Priority (exit code 3)",)
     assert (gpu.gpus, gpu.memory) == ("1 A100, 32GiB", "1GiB")
-    assert (prep.name, prep.connected, prep.wanted, prep.pending) == (
+    assert (prep.name, prep.connected, prep.wanted, prep.waiting) == (
         "prep",
         0,
         1,
@@ -89,22 +89,22 @@ def test_a_cluster_without_groups_has_one_row() -> None:
         submissions=(),
     )
     (row,) = group_rows(judge(record, FolderState(), {}, now=0.0))
-    assert (row.name, row.wanted, row.percent, row.pending) == (ONLY_GROUP, 0, 0, ())
+    assert (row.name, row.wanted, row.percent, row.waiting) == (ONLY_GROUP, 0, 0, ())
 
 
 def test_many_reasons_are_cut_short() -> None:
     found = report()
-    pending = [job for job in found.jobs if job.group == "gpu" and job.phase is JobPhase.PENDING]
+    pending = [job for job in found.jobs if job.group == "gpu" and job.phase is JobPhase.WAITING]
     jobs = [replace(pending[0], number=n, reason=f"reason {n // 2}") for n in range(10)]
     row, *_ = group_rows(replace(found, jobs=tuple(jobs)))
-    assert row.pending == ("2: reason 0", "2: reason 1", "2: reason 2", "4 with other reasons")
+    assert row.waiting == ("2: reason 0", "2: reason 1", "2: reason 2", "4 with other reasons")
 
 
 def test_jobs_of_other_attempts_do_not_count() -> None:
     found = report()
     later = tuple(replace(job, attempt=2) for job in found.jobs)
     row, *_ = group_rows(replace(found, jobs=(*found.jobs, *later)))
-    assert row.pending == ("2: Priority",)
+    assert row.waiting == ("2: Priority",)
 
 
 class Tags(HTMLParser):
@@ -146,7 +146,7 @@ def test_the_page_has_the_reasons() -> None:
         "2: Resources",
         "1: Resources (exit code 3)",
         "1 A100, 32GiB",
-        "PENDING",
+        "WAITING",
     ):
         assert text in page, text
     assert "<script" not in page and "http" not in page
@@ -173,7 +173,7 @@ def test_why_a_group_gets_no_more_jobs() -> None:
 
 def test_many_jobs_are_cut_short() -> None:
     found = report()
-    old = replace(found.jobs[3], phase=JobPhase.FAILED)
+    old = replace(found.jobs[3], phase=JobPhase.ENDED, in_vain=True)
     jobs = [replace(old, number=10 + n, id=f"old-{n}.") for n in range(SHOWN_JOBS)]
     page = card_html(Card(replace(found, jobs=(*found.jobs, *jobs)), ""))
     assert "and 7 older jobs" in page and "old-49." in page and "old-5." not in page

@@ -91,7 +91,7 @@ OWNER = """
 from gpujobs.clusters.prepare import with_modules
 from gpujobs.config.spec import make_spec
 from gpujobs.config.document import Document
-print(with_modules(make_spec(Document({}), site="local"), owned=True)[0].modules)
+print(with_modules(make_spec(Document({}), site="local"), replaces='owner')[0].modules)
 """
 
 

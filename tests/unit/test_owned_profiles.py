@@ -28,7 +28,7 @@ OWNER = "not used, the Python process that owns the cluster decides how long it 
 def test_keys_of_submitted_clusters_are_named(home: Path, text: str, names: str) -> None:
     (home / "p.yaml").write_text(f"gpus: 4\n{text}")
     spec = load_spec(home / "p.yaml", site=str(home / "s.yaml"))
-    made = make_plan(spec, python="python", elastic=True)
+    made = make_plan(spec, python="python", replaces="owner")
     notes = [note for note in made.notes if OWNER in note]
     assert notes == ([f"{names}: {OWNER}"] if names else [])
 

@@ -233,7 +233,7 @@ def test_a_chain_is_one_cluster() -> None:
     assert (first.state.value, first.reason, first.attempt) == ("RUNNING", "", 1)
     between = report("cpp", worker(0))
     assert (between.state.value, between.attempt, between.connected) == ("PENDING", 2, 0)
-    assert between.reason == "1 pending"
+    assert between.reason == "1 waiting"
     ended = replace(worker(0), exits={0: ExitRecord(0, "n1")})
     assert report("rpp", ended).attempt == 2
     second = report("crp", worker(1))

@@ -81,7 +81,7 @@ def test_a_job_that_fails_at_once_is_not_replaced_by_one_of_its_submission() -> 
 
 def test_a_job_that_still_exits_after_the_end_of_its_cluster_has_not_failed() -> None:
     found = usage().cluster
-    closing = replace(found.jobs[2], phase=JobPhase.LOST, state=JobState.RUNNING)
+    closing = replace(found.jobs[2], phase=JobPhase.AWAY, state=JobState.RUNNING)
     jobs = (*found.jobs[:2], closing)
     past = history()
     del past.ended[2]  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ def planned(kind: str, keywords: dict[str, Any], site: str | None = None) -> Pla
     batch_schedulers = getattr(gpujobs, kind).batch_schedulers
     try:
         spec = spec_of(own, site, 0, batch_schedulers)
-        return make_plan(spec, python=PYTHON, elastic=True)
+        return make_plan(spec, python=PYTHON, replaces="owner")
     except InputError as error:
         raise with_keywords(error) from None
 

@@ -248,7 +248,7 @@ def test_synonyms(home: Path) -> None:
 # -- Python ------------------------------------------------------------------------------------------------------
 def python_plan(home: Path, n_workers: int, **keywords: Any) -> Any:
     spec = spec_of(keywords, str(home / "s.yaml"), n_workers)
-    return make_plan(spec, python="python", elastic=True)
+    return make_plan(spec, python="python", replaces="owner")
 
 
 @each(
