@@ -23,6 +23,7 @@ from ..errors import GpujobsError, InputError
 from ..injob import archive
 from ..injob import folder as files
 from ..injob.certificate import make_certificate
+from ..injob.events import DaskWorkers, EventReader, attempts_in, events_file
 from ..injob.folder import (
     DamagedError,
     Ended,
@@ -38,6 +39,7 @@ from ..injob.names import ARCHIVE, NOTE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
+from . import oldfolder
 
 logger = logging.getLogger("gpujobs")
 
@@ -454,26 +456,35 @@ class FolderReader:
         self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
         """Key of the version and content of the files of jobs, by name."""
         self._damaged: list[str] = []
+        self._names: frozenset[str] = frozenset()
+        """Of the files that the folder has at this look."""
+        self._attempt = 0
+        self._events: EventReader | None = None
+        """Of the dask scheduler of this attempt."""
 
     def read(self) -> FolderState:
         """Return the present state; an empty one if the folder is gone, or is not trusted."""
         path = self._folder.path
         if problem := folder_problem(path):
             return FolderState(damaged=(problem,), refused=problem)
-        self._damaged = []
-        scheduler, registry = self._json("scheduler.json"), self._json(files.WORKERS)
+        self._damaged, self._names = [], frozenset(self._folder.names())
+        head_folder, dask = self._read_attempt()
         jobs = self._read_jobs()
-        started, head = jobs["started"], self._json("head/owner").get("job")
+        started, head = jobs["started"], self._json(f"{head_folder}/owner").get("job")
+        alive = {number: self._last_sign(number) for number in started}
+        if head in alive:
+            heartbeat = _modified_at(f"{path}/{head_folder}/heartbeat")
+            alive[head] = max(alive[head], heartbeat)
         return FolderState(
             ended=_ended(self._json("ended")),
-            removed=is_removed(path),
-            workers=registry.get("workers", {}),
-            over_memory=registry.get("over_memory", {}),
+            removed=not self._names and is_removed(path),
+            workers=dask.connected,
+            over_memory=dask.over_memory,
             waits_for=self._waits_for(),
-            ends_at=registry.get("ends_at"),
-            ends_by=registry.get("ends_by", ""),
-            seen=frozenset(registry.get("seen", ())).union(registry.get("workers", ())),
-            gone=registry.get("gone", {}),
+            ends_at=dask.ends_at,
+            ends_by=dask.ends_by,
+            seen=dask.seen,
+            gone=dask.gone,
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
@@ -482,19 +493,32 @@ class FolderReader:
             claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
             began={n: start["started"] for n, start in started.items() if "started" in start},
-            alive={n: self._last_sign(n, head) for n in started},
+            alive=alive,
             head=head,
-            address=scheduler.get("address"),
-            dashboard=scheduler.get("services", {}).get("dashboard"),
+            address=dask.address,
+            dashboard=dask.dashboard,
             transport=Choice.parse(self._json(files.TRANSPORT)),
             damaged=tuple(self._damaged),
         )
 
-    def _last_sign(self, number: int, head: int | None) -> float:
-        """Return when a job last wrote its log or its heartbeat; 0 if it has written neither."""
-        names = [f"logs/job-{number}.log", job_file(number, "now")]
-        if number == head:
-            names.append(files.HEARTBEAT)
+    def _read_attempt(self) -> tuple[str, DaskWorkers]:
+        """Return the folder of the last head, and what its dask scheduler has said."""
+        attempts = attempts_in(self._names)
+        if not attempts and oldfolder.is_old(self._names):
+            return oldfolder.HEAD, oldfolder.read_workers(self._json)
+        attempt = max(attempts, default=1)
+        if attempt != self._attempt or self._events is None:
+            self._attempt = attempt
+            self._events = EventReader(self._folder.path / events_file(attempt))
+        if events_file(attempt) not in self._names:
+            return files.head_folder(attempt), DaskWorkers()
+        dask = self._events.read()
+        self._damaged += filter(None, (self._events.problem,))
+        return files.head_folder(attempt), dask
+
+    def _last_sign(self, number: int) -> float:
+        """Return when a job last wrote its log, or its file for the clock; 0 if neither."""
+        names = (f"logs/job-{number}.log", job_file(number, "now"))
         return max(_modified_at(f"{self._folder.path}/{name}") for name in names)
 
     def _waits_for(self) -> str:
@@ -505,7 +529,7 @@ class FolderReader:
 
     def _read_jobs(self) -> dict[str, dict[int, Any]]:
         """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number."""
-        readers = {
+        readers: dict[str, Callable[[str], Any]] = {
             "json": self._json,
             "started": self._json,
             "reason": self._text,
@@ -534,8 +558,10 @@ class FolderReader:
             self._job_files[name] = (key, value)
         return self._job_files[name][1]
 
-    def _json(self, name: str) -> JsonObject:
-        return self._undamaged(self._folder.load, name) or {}
+    def _json(self, name: str, shape: Any = None) -> JsonObject:
+        if name.partition("/")[0] not in self._names:
+            return {}
+        return self._undamaged(partial(self._folder.load, shape=shape), name) or {}
 
     def _text(self, name: str) -> str:
         return self._undamaged(self._folder.load_text, name) or ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import gpus, network
-from .folder import KEPT, TRANSPORT, Folder, JsonObject
+from .folder import KEPT, TRANSPORT, Folder, JsonObject, head_folder
 from .log import log, reason_in
 from .names import CERTIFICATE, LOOPBACK_INTERFACE
 from .process import ManagedProcess
@@ -518,7 +518,7 @@ def cluster_ucx_settings(
 ) -> Mapping[str, str]:
     """Return the settings of UCX for a job with workers: those of the head, if it chose them."""
     folder = Folder(options.folder)
-    if (folder.path / "head").is_dir():
+    if (folder.path / head_folder(options.attempt)).is_dir():
         chosen = Choice.parse(folder.read(TRANSPORT)).environ
         if chosen is not None:
             return chosen

@@ -1,0 +1,224 @@
+"""What the dask scheduler writes, line by line, and the workers that it amounts to."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpujobs.clusters.folder import FolderReader
+from gpujobs.clusters.history import Connection, read_history
+from gpujobs.injob.events import (
+    VERSION,
+    DaskWorkers,
+    Event,
+    EventQueue,
+    EventReader,
+    attempts_in,
+    events_file,
+)
+
+from ..support.events import write_events
+
+OPENED = Event(event="opened", at=1.0, version=VERSION, address="tls://n1:1", dashboard=8787)
+
+
+def connected(worker: str, at: float = 1.0, **row: Any) -> Event:
+    return Event(event="connected", at=at, worker=worker, row=row)  # type: ignore[typeddict-item]
+
+
+def disconnected(worker: str, at: float = 2.0) -> Event:
+    return Event(event="disconnected", at=at, worker=worker)
+
+
+def fold(*events: Event) -> DaskWorkers:
+    found = DaskWorkers()
+    for event in events:
+        found.feed(event)
+    return found
+
+
+# -- the workers -----------------------------------------------------------------------------------
+def test_workers_are_connected_or_gone() -> None:
+    found = fold(OPENED, connected("a"), connected("b"), disconnected("a", 5.0), disconnected("c"))
+    assert [*found.connected] == ["b"] and found.gone == {"a": 5.0} and found.seen == {"a", "b"}
+    found.feed(connected("a"))
+    assert found.seen == {"a", "b"} == {*found.connected} and not found.gone
+
+
+def test_a_dask_scheduler_that_closes_keeps_its_workers_and_no_address() -> None:
+    found = fold(OPENED, connected("a"))
+    assert (found.address, found.dashboard, found.clients) == ("tls://n1:1", 8787, 0)
+    found.feed(Event(event="closed"))
+    assert (found.address, found.dashboard, [*found.connected]) == (None, None, ["a"])
+
+
+def test_memory_is_of_a_worker_until_it_runs_as_before() -> None:
+    memory = Event(event="over memory", worker="a", restarts=0, limit=9)
+    found = fold({**memory, "paused": 8})
+    assert found.over_memory == {"a": {"restarts": 0, "limit": 9, "paused": 8}}
+    found.feed({**memory, "restarts": 1})
+    assert found.over_memory == {"a": {"restarts": 1, "limit": 9}}
+    found.feed(memory)
+    assert found.over_memory == {}
+
+
+def test_clients_and_the_end_without_work() -> None:
+    client, idle = Event(event="client"), Event(event="idle")
+    found = fold(OPENED, {**client, "clients": 1}, {**idle, "ends_at": 9.0, "by": "idle"})
+    assert (found.clients, found.ends_at, found.ends_by) == (1, 9.0, "idle")
+    for event in (Event(event="client", clients=0), idle, Event(event="later word", worker="a")):
+        found.feed(event)
+    assert (found.clients, found.had_client, found.ends_at, found.ends_by) == (0, True, None, "")
+    found.feed({**idle, "reason": "no tasks"})
+    assert found.idle_reason == "no tasks"
+
+
+WORKERS = st.sampled_from("abc")
+EVENTS = st.one_of(
+    st.builds(connected, WORKERS, st.floats(0, 9), threads=st.integers(1, 4)),
+    st.builds(disconnected, WORKERS, st.floats(0, 9)),
+    st.builds(
+        lambda worker, restarts: Event(
+            event="over memory", worker=worker, restarts=restarts, limit=1
+        ),
+        WORKERS,
+        st.integers(0, 3),
+    ),
+    st.builds(lambda number: Event(event="client", clients=number), st.integers(0, 3)),
+    st.builds(lambda end: Event(event="idle", ends_at=end, by="idle"), st.floats(1, 9)),
+)
+
+
+@given(events=st.lists(EVENTS), data=st.data())
+def test_lines_that_come_twice_or_torn_or_bit_by_bit_give_the_same_workers(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
+) -> None:
+    """A full disk tears an append, which is written again; a reader may look at any moment."""
+    path = tmp_path_factory.mktemp("folder") / events_file(1)
+    reader, text, left = EventReader(path), b"", [OPENED, *events]
+    while left:
+        size = data.draw(st.integers(1, len(left)))
+        batch = "".join(("\n", *(f"{json.dumps(event)}\n" for event in left[:size]))).encode()
+        if cut := data.draw(st.integers(0, len(batch) - 1)):
+            text += batch[:cut]
+            path.write_bytes(text[: len(text) - data.draw(st.integers(0, 20))])
+            reader.read()
+        text += batch
+        left = left[size:]
+        path.write_bytes(text)
+        reader.read()
+    assert reader.read() == fold(OPENED, *events) == EventReader(path).read()
+
+
+# -- the reader ------------------------------------------------------------------------------------
+def test_readers_get_the_same_value_until_something_is_new(tmp_path: Path) -> None:
+    reader = EventReader(tmp_path / events_file(1))
+    assert reader.read() == DaskWorkers() and not reader.problem
+    write_events(tmp_path, OPENED, connected("a"))
+    first = reader.read()
+    assert reader.read() is first and [*first.connected] == ["a"]
+    write_events(tmp_path, connected("b"))
+    assert [*reader.read().connected] == ["a", "b"] and [*first.connected] == ["a"]
+
+
+def test_a_file_that_is_shorter_than_before_says_nothing_new(tmp_path: Path) -> None:
+    path = tmp_path / events_file(1)
+    write_events(tmp_path, OPENED, connected("a"), disconnected("a"))
+    reader, whole = EventReader(path), path.read_bytes()
+    reader.read()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert reader.read().gone and not reader.problem
+    path.write_bytes(whole)
+    write_events(tmp_path, connected("b"))
+    assert [*reader.read().connected] == ["b"] and not reader.problem
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_events(tmp_path, OPENED, connected("a"))
+    with (tmp_path / events_file(1)).open("a") as file:
+        file.write('{"event": "connected", "worker": 3}\n{"event": "conn')
+    write_events(tmp_path, connected("b"))
+    reader = EventReader(tmp_path / events_file(1))
+    for _ in range(2):
+        assert [*reader.read().connected] == ["a", "b"]
+        assert reader.problem.endswith("is damaged: lines that are left out: 2")
+    assert any(
+        "lines that are left out: 2" in note for note in FolderReader(tmp_path).read().damaged
+    )
+
+
+def test_words_of_a_newer_gpujobs_are_refused(tmp_path: Path) -> None:
+    write_events(tmp_path, {**OPENED, "version": VERSION + 1}, connected("a"))
+    reader = EventReader(tmp_path / events_file(1))
+    for _ in range(2):
+        assert reader.read() == DaskWorkers()
+        assert reader.problem.endswith("is of a newer gpujobs: update this one")
+
+
+def test_the_last_attempt_is_the_one_that_counts(tmp_path: Path) -> None:
+    names = ("head-2", "workers-1.jsonl", "workers-10.jsonl", "head-0", "head-x", "workers-1")
+    assert attempts_in(names) == [1, 2, 10]
+    write_events(tmp_path, OPENED, connected("a"))
+    reader = FolderReader(tmp_path)
+    assert reader.read().address == "tls://n1:1"
+    (tmp_path / "head-2").mkdir()
+    (tmp_path / "head-2" / "owner").write_text('{"job": 3}')
+    found = reader.read()
+    assert (found.head, found.address, found.seen) == (3, None, frozenset())
+
+
+def test_the_history_is_of_all_attempts(tmp_path: Path) -> None:
+    gpu = {"uuid": "GPU-0", "others": [{"uuid": "GPU-1"}]}
+    write_events(tmp_path, OPENED, connected("a", 1.0, gpu=gpu), disconnected("a", 3.0))
+    write_events(tmp_path, OPENED, connected("b", 5.0), Event(event="client", clients=1), attempt=2)
+    assert set(read_history(tmp_path).connections) == {
+        Connection("a", 1.0, 3.0, ("GPU-0", "GPU-1")),
+        Connection("b", 5.0),
+    }
+
+
+def test_a_look_at_thousands_of_workers_reads_only_what_is_new(tmp_path: Path) -> None:
+    row = {"address": "tls://10.0.0.1:1", "threads": 1, "gpu": {"uuid": "GPU-0"}, "memory": 2**30}
+    write_events(tmp_path, OPENED, *(connected(f"p-{n}", **row) for n in range(4000)))
+    reader = EventReader(tmp_path / events_file(1))
+    began = time.process_time()
+    assert len(reader.read().connected) == 4000
+    whole, began = time.process_time() - began, time.process_time()
+    for _ in range(100):
+        reader.read()
+    assert (time.process_time() - began) / 100 < whole / 20
+
+
+# -- the writer ------------------------------------------------------------------------------------
+def test_a_worker_that_restarts_again_and_again_writes_once_a_minute_in_the_end() -> None:
+    queue, written = EventQueue(most=10), []
+    for second in range(600):
+        for event in (connected("a", float(second)), disconnected("a", second + 0.5)):
+            queue.add(event)
+        if second == 300:
+            queue.add(connected("b"))
+        written += queue.take(float(second))
+    assert written[:10] == [
+        event
+        for second in range(5)
+        for event in (connected("a", float(second)), disconnected("a", second + 0.5))
+    ]
+    assert connected("b") in written  # another one need not wait
+    assert 18 <= len(written) <= 22 and queue
+    assert queue.take(600.0, everything=True) == [disconnected("a", 599.5)] and not queue
+    assert fold(*written).gone and "b" in fold(*written).connected
+
+
+def test_why_the_cluster_ends_never_waits() -> None:
+    queue, end = EventQueue(most=0), Event(event="idle", reason="no tasks")
+    for event in (Event(event="idle", ends_at=1.0), Event(event="idle", ends_at=2.0), end):
+        queue.add(event)
+        queue.take(5.0)
+    queue.add(end)
+    assert queue.take(5.0) == [end]
