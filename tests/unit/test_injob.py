@@ -143,7 +143,7 @@ def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
     assert caught.value.kind is EndKind.FAILED
     lease.unlink()
     assert folders.silence(tmp_path) == float("inf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "jobs", "logs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head-1", "jobs", "logs"]
 
 
 # -- processes -----------------------------------------------------------------------------------------
