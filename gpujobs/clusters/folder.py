@@ -32,6 +32,7 @@ from ..injob.folder import (
     JsonObject,
     OverMemory,
     RegisteredWorker,
+    Run,
 )
 from ..injob.gpus import binding_messages
 from ..injob.memory import memory_messages
@@ -45,6 +46,8 @@ logger = logging.getLogger("gpujobs")
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
+_FRESH = 120.0
+"""Seconds after a sign of life of the dask scheduler for which its workers are the present ones."""
 OWNER_TIMEOUT = 60.0
 """Seconds without a new lease after which the owner of a cluster is gone."""
 
@@ -304,11 +307,14 @@ def _now_at(folder: Path) -> float:
 def read_claim(folder: Folder, name: str) -> JobId | None:
     """Return the job in a claim; None if there is none, or none yet. Raises DamagedError."""
     text = folder.load_text(name)
-    if not text:
-        return None
+    return parse_claim(text, f"{folder.path / name}") if text else None
+
+
+def parse_claim(text: str, place: str) -> JobId:
+    """Return the job in the text of a claim. Raises DamagedError."""
     job = JobId.parse(text)
     if not job.plausible:
-        raise DamagedError(f"{folder.path / name} is damaged: it is not the id of a job")
+        raise DamagedError(f"{place} is damaged: it is not the id of a job")
     return job
 
 
@@ -469,12 +475,15 @@ class FolderReader:
             return FolderState(damaged=(problem,), refused=problem)
         self._damaged, self._names = [], frozenset(self._folder.names())
         head_folder, dask = self._read_attempt()
-        jobs = self._read_jobs()
-        started, head = jobs["started"], self._json(f"{head_folder}/owner").get("job")
-        alive = {number: self._last_sign(number) for number in started}
+        head = self._json(f"{head_folder}/owner").get("job")
+        sign = _modified_at(f"{path}/lease" if head is None else f"{path}/{head_folder}/heartbeat")
+        fresh = "ended" not in self._names and time.time() - sign < _FRESH
+        runs = dask.runs if fresh else {}
+        jobs = self._read_jobs(runs)
+        started = jobs["started"]
+        alive = {n: sign if n in runs else self._last_sign(n) for n in started}
         if head in alive:
-            heartbeat = _modified_at(f"{path}/{head_folder}/heartbeat")
-            alive[head] = max(alive[head], heartbeat)
+            alive[head] = max(alive[head], sign)
         return FolderState(
             ended=_ended(self._json("ended")),
             removed=not self._names and is_removed(path),
@@ -502,7 +511,7 @@ class FolderReader:
         )
 
     def _read_attempt(self) -> tuple[str, DaskWorkers]:
-        """Return the folder of the last head, and what its dask scheduler has said."""
+        """Return the folder of the last head, and the workers of its dask scheduler."""
         attempts = attempts_in(self._names)
         if not attempts and oldfolder.is_old(self._names):
             return oldfolder.HEAD, oldfolder.read_workers(self._json)
@@ -527,8 +536,12 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _read_jobs(self) -> dict[str, dict[int, Any]]:
-        """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number."""
+    def _read_jobs(self, runs: Mapping[int, Run]) -> dict[str, dict[int, Any]]:
+        """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number.
+
+        ``runs``: of jobs with connected workers, which have told what two of the files contain. If
+        a job has others, it ends, and all are read.
+        """
         readers: dict[str, Callable[[str], Any]] = {
             "json": self._json,
             "started": self._json,
@@ -539,9 +552,17 @@ class FolderReader:
             "lost": self._json,
         }
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
-        for number, kind in job_files(self._folder.path / "jobs", "."):
-            if kind in readers:
-                found[kind][number] = self._job_file(job_file(number, kind), readers[kind])
+        names = [one for one in job_files(self._folder.path / "jobs", ".") if one[1] in readers]
+        ends = {number for number, kind in names if kind not in ("started", "claim", NOTE)}
+        for number, kind in names:
+            name, run = job_file(number, kind), None if number in ends else runs.get(number)
+            if run and kind == "started":
+                found[kind][number] = run
+            elif run and run["id"] and kind == "claim":
+                parse = partial(parse_claim, run["id"])
+                found[kind][number] = self._undamaged(parse, f"{self._folder.path / name}")
+            else:
+                found[kind][number] = self._job_file(name, readers[kind])
         return found
 
     def _job_file(self, name: str, read: Callable[[str], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What the dask scheduler of one attempt says: a file of events, and the workers they amount to.
+"""The events of the dask scheduler of one attempt, in a file, and the workers they amount to.
 
 Its plugin alone writes the file, on one host. A line is an object with `event`, `at` (seconds since
 the epoch, for people and intervals, never for order) and the keys of `Event`:
@@ -6,14 +6,15 @@ the epoch, for people and intervals, never for order) and the keys of `Event`:
 | event | means |
 |---|---|
 | opened | the dask scheduler listens; `version` of these words |
-| connected, disconnected | of a worker; `row`: what it is |
+| connected, disconnected | of a worker; `row`: its address, GPUs, CPUs and memory |
 | over memory | a worker was restarted, or is paused, because of its memory; or neither any more |
 | client | the number of clients has changed |
 | idle | when the cluster ends if it stays without work; or why it ends now |
 | closed | the dask scheduler ends; missing if it was killed |
 
-Each append begins with a line feed: half a line before it, of a full disk, spoils only itself. What
-could not be written is written again, so that events may come twice: that changes nothing.
+Each append begins with a line feed: half a line before it, of a full disk, spoils only itself.
+Lines that could not be written are written again, so that events may come twice: that changes
+nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from .folder import (
     DamagedError,
     OverMemory,
     RegisteredWorker,
+    Run,
     bounded,
     parse_json,
 )
 
 VERSION = 1
-"""Of the words; a reader refuses a later one, of which it may not know what it means."""
+"""Of the words; a reader refuses a later one, whose events it may not know."""
 _MOST_LINES = 50_000
 """Lines that are written at once: a worker may restart again and again."""
 _MINUTE = 60.0
@@ -78,7 +80,7 @@ class Event(TypedDict, total=False):
 # -- the workers -----------------------------------------------------------------------------------
 @dataclass
 class DaskWorkers:
-    """The workers of a dask scheduler, and what it knows of its clients and its end."""
+    """The workers of a dask scheduler, its clients and its end."""
 
     address: str | None = None
     dashboard: int | None = None
@@ -100,6 +102,12 @@ class DaskWorkers:
     def seen(self) -> frozenset[str]:
         """The names of all workers that were ever connected."""
         return frozenset((*self.connected, *self.gone))
+
+    @property
+    def runs(self) -> dict[int, Run]:
+        """The starts of the jobs that have connected workers, by the number of the job."""
+        found = (row.get("run") for row in self.connected.values())
+        return {run["job"]: run for run in found if run}
 
     def feed(self, event: Event) -> None:
         """Take over an event; one that is not known changes nothing."""
@@ -209,7 +217,7 @@ class EventQueue:
     """The events that are not written yet.
 
     Once many were written, those about one worker wait until its last one is a minute old, and only
-    the last of them is written: the file stays small, and says in the end what is true.
+    the last of them is written: the file stays small, and its end is the present state.
     """
 
     def __init__(self, most: int = _MOST_LINES) -> None:
@@ -244,7 +252,7 @@ class EventQueue:
 
 
 def _subject(event: Event) -> tuple[str, str]:
-    """Return what an event is about: a later one about the same makes it obsolete."""
+    """Return the subject of an event: a later one about the same makes it obsolete."""
     kind = event["event"]
     if kind in ("connected", "disconnected"):
         kind = "connection"

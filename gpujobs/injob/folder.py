@@ -319,6 +319,17 @@ class Binding(TypedDict, total=False):
     reason: str
 
 
+class Run(TypedDict):
+    """The job that has a worker, since its last start."""
+
+    job: int
+    """Number."""
+    id: str
+    """Of the batch scheduler, as in the claim."""
+    node: str
+    started: float
+
+
 class RegisteredWorker(TypedDict, total=False):
     """A worker that is connected to the dask scheduler."""
 
@@ -328,6 +339,8 @@ class RegisteredWorker(TypedDict, total=False):
     binding: Optional[Binding]
     memory: int
     """Limit of its memory in bytes; 0: none. Missing in files of an older gpujobs."""
+    run: Optional[Run]
+    """None if that is not known."""
 
 
 class _Restarts(TypedDict):

@@ -80,7 +80,7 @@ STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
 """Exit codes of a `run` that was stopped, and that the next attempt continues; None: it runs."""
 
 _OF_HEAD = (TRANSPORT, SCRIPT_ENDED, "rank-error")
-"""What only the head and its own processes write and read in time; `trial-*` too."""
+"""Files of the head and its own processes; `trial-*` too."""
 
 
 def over(attempt: int) -> str:
@@ -101,7 +101,7 @@ def last_attempt_text(options: SuperviseOptions) -> str:
 
 
 def clear_for_head(folder: Folder) -> None:
-    """Remove what the head of the attempt before has left for its own processes."""
+    """Remove the files that the head of the attempt before has left for its own processes."""
     for name in folder.names():
         if name in _OF_HEAD or name.startswith("trial-"):
             (folder.path / name).unlink(missing_ok=True)
@@ -369,7 +369,7 @@ class Job:
 
     # -- the cluster -------------------------------------------------------------------------------
     def dask(self) -> DaskWorkers:
-        """Return what the dask scheduler of this attempt has said so far."""
+        """Return the workers of the dask scheduler of this attempt."""
         return self._events.read()
 
     def scheduler_address(self) -> str | None:

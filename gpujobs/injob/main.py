@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -9,13 +10,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder, head_folder, owner_file
+from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder, Run, head_folder, owner_file
 from .gpuerrors import write_gpu_errors
 from .gpus import sample_usage
 from .head import Head
 from .job import clear_for_head, end_attempt, over
 from .log import log
-from .names import job_file
+from .names import RUN_OF_JOB, job_file
 from .network import node_name
 from .options import DaskOptions, SuperviseOptions, WorkersOptions, parse
 from .rank import launch, run_rank
@@ -64,12 +65,15 @@ def _failed_before(folder: Folder) -> str:
 
 
 def _write_start(folder: Folder, options: SuperviseOptions) -> None:
+    claimed = folder.read_text(job_file(options.job, "claim"))
     start = {
         "node": node_name(),
         "started": options.started,
         "pid": os.getpid(),
-        "job_id": folder.read_text(job_file(options.job, "claim")),
+        "job_id": claimed,
     }
+    run = Run(job=options.job, id=claimed, node=node_name(), started=options.started)
+    os.environ[RUN_OF_JOB] = json.dumps(run)  # its workers tell the dask scheduler
     try:
         folder.write(job_file(options.job, "started"), start)
     except OSError as error:

@@ -22,6 +22,7 @@ from .folder import TRANSFERS, Folder, OverMemory, RegisteredWorker
 from .gpus import bind, choose_cpus, interval, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
+from .names import RUN_OF_JOB
 from .process import defer_signals
 
 
@@ -183,6 +184,8 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         defer_signals()
     if isinstance(server, Worker):
         let_dask_cuda_measure_slices()
+        run = json.loads(os.environ.get(RUN_OF_JOB, "null"))
+        server.startup_information["gpujobs_run"] = lambda _: run
         gpu = worker_gpu()  # the worker sends it to the dask scheduler when it registers
         server.startup_information["gpujobs"] = lambda _: gpu
         _bind(server)
@@ -431,4 +434,5 @@ def _row(state: WorkerState) -> RegisteredWorker:
         "gpu": state.extra.get("gpujobs"),
         "binding": state.extra.get("gpujobs_binding"),
         "memory": int(state.memory_limit or 0),
+        "run": state.extra.get("gpujobs_run"),
     }

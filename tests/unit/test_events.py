@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from gpujobs.injob.events import (
     attempts_in,
     events_file,
 )
+from gpujobs.schedulers import JobId
 
 from ..support.events import write_events
 
@@ -193,6 +197,69 @@ def test_a_look_at_thousands_of_workers_reads_only_what_is_new(tmp_path: Path) -
     for _ in range(100):
         reader.read()
     assert (time.process_time() - began) / 100 < whole / 20
+
+
+# -- the files of running jobs, which their workers have told ----------------------------------------
+RUN = {"job": 0, "id": "7[0]", "node": "n2", "started": 5.0}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    """The folder of a cluster whose jobs 0 and 1 run; the worker of the first is connected."""
+    for name in ("head-1", "jobs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "head-1" / "owner").write_text('{"job": 1}')
+    (tmp_path / "head-1" / "heartbeat").write_text("1.0")
+    for job in (0, 1):
+        (tmp_path / f"jobs/{job}.claim").write_text(f"7[{job}]\n")
+        (tmp_path / f"jobs/{job}.started").write_text('{"node": "n2", "started": 5}')
+    write_events(tmp_path, OPENED, connected("a", run=RUN))
+    return tmp_path
+
+
+def opened_by(read: Callable[[], object], folder: Path) -> list[str]:
+    """Return the names of the files in a folder that a function opens."""
+    found: list[str] = []
+    watching = [True]
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open" and str(arguments[0]).startswith(f"{folder}/"):
+            found.append(str(arguments[0])[len(f"{folder}/") :])
+
+    sys.addaudithook(hook)
+    read()
+    watching.clear()
+    return sorted(found)
+
+
+def test_a_running_job_costs_a_reader_nothing(running: Path) -> None:
+    always = ["head-1/owner", "jobs/1.claim", "jobs/1.started", "workers-1.jsonl"]
+    assert opened_by(FolderReader(running).read, running) == always
+    found = FolderReader(running).read()
+    assert found.nodes == {0: "n2", 1: "n2"} and found.began == {0: 5.0, 1: 5.0}
+    assert found.claims == {0: JobId("7", 0), 1: JobId("7", 1)}
+    assert found.alive[0] == found.alive[1] == (running / "head-1/heartbeat").stat().st_mtime
+
+
+@pytest.mark.parametrize("how", ["silent", "ended", "left", "gone"])
+def test_files_of_a_job_are_read_when_its_workers_prove_nothing(running: Path, how: str) -> None:
+    (running / "jobs/0.claim").write_text("8[0]\n")  # it starts again
+    if how == "silent":
+        os.utime(running / "head-1/heartbeat", (1.0, 1.0))
+    elif how == "ended":
+        (running / "ended").write_text('{"kind": "done", "exit_code": 0}')
+    elif how == "left":
+        (running / "jobs/0.json").write_text('{"exit_code": 1}')
+    else:
+        write_events(running, disconnected("a"))
+    assert FolderReader(running).read().claims[0] == JobId("8", 0)
+
+
+@pytest.mark.parametrize("text", ["-1", "--me", "7 8", "$(id)", "7;rm"])
+def test_a_worker_cannot_smuggle_an_option_into_the_ids(running: Path, text: str) -> None:
+    write_events(running, connected("a", run={**RUN, "id": text}))
+    found = FolderReader(running).read()
+    assert 0 not in found.claims and "jobs/0.claim is damaged" in found.damaged[0]
 
 
 # -- the writer ------------------------------------------------------------------------------------

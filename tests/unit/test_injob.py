@@ -590,6 +590,7 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
             "gpu": None,
             "binding": None,
             "memory": int(1.5 * 2**30),
+            "run": None,
         }
     }
     assert found.seen == {"b-0", "b-1"}

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from gpujobs_injob.events import VERSION, events_file
 from gpujobs_injob.folder import Folder
 from gpujobs_injob.gpus import bind, choose_cpus, with_first, worker_gpu
-from gpujobs_injob.names import PROTOCOL, VISIBLE, is_encrypted, worker_devices
+from gpujobs_injob.names import PROTOCOL, RUN_OF_JOB, VISIBLE, is_encrypted, worker_devices
 from gpujobs_injob.process import defer_signals
 
 _TLS = "DASK_DISTRIBUTED__COMM__TLS__"
@@ -219,6 +219,7 @@ def work(name: str, options: argparse.Namespace) -> None:
         "gpu": worker_gpu(),
         "binding": binding,
         "memory": memory,
+        "run": json.loads(os.environ.get(RUN_OF_JOB, "null")),
     }
     connection.sendall(f"{json.dumps({'name': name, 'worker': row})}\n".encode())
     with contextlib.suppress(OSError):
