@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpujobs.clusters.folder import FolderReader
@@ -99,19 +100,29 @@ EVENTS = st.one_of(
 )
 
 
-@given(events=st.lists(EVENTS), data=st.data())
+APPENDS = st.tuples(st.integers(1, 4), st.integers(0, 300), st.integers(0, 20))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(events=st.lists(EVENTS, max_size=20), appends=st.lists(APPENDS, min_size=1, max_size=6))
 def test_lines_that_come_twice_or_torn_or_bit_by_bit_give_the_same_workers(
-    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    events: list[Event],
+    appends: list[tuple[int, int, int]],
 ) -> None:
-    """A full disk tears an append, which is written again; a reader may look at any moment."""
+    """A full disk tears an append, which is written again; a reader may look at any moment.
+
+    ``appends``: events, written bytes of a try before, and bytes that a stale cache does not show.
+    """
     path = tmp_path_factory.mktemp("folder") / events_file(1)
     reader, text, left = EventReader(path), b"", [OPENED, *events]
-    while left:
-        size = data.draw(st.integers(1, len(left)))
+    for size, cut, hidden in itertools.cycle(appends):
+        if not left:
+            break
         batch = "".join(("\n", *(f"{json.dumps(event)}\n" for event in left[:size]))).encode()
-        if cut := data.draw(st.integers(0, len(batch) - 1)):
-            text += batch[:cut]
-            path.write_bytes(text[: len(text) - data.draw(st.integers(0, 20))])
+        if torn := batch[: min(cut, len(batch) - 1)]:
+            text += torn
+            path.write_bytes(text[: len(text) - hidden])
             reader.read()
         text += batch
         left = left[size:]
