@@ -17,12 +17,9 @@ from ..support.processes import run, until
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 STRICT = ROOT / "tests" / "fakes" / "slurm"
 """Has an `srun` that refuses what that of Slurm 26.05 refuses."""
-SHOW = """
-import json, os
-text = open(os.environ["GPUJOBS_FOLDER"] + "/workers-1.jsonl").read()
-events = [json.loads(line) for line in text.splitlines() if line]
-print(json.dumps({one["worker"]: one["row"] for one in events if one["event"] == "connected"}))
-"""
+_EVENTS = "[json.loads(line) for line in open(os.environ['GPUJOBS_FOLDER'] + '/workers-1.jsonl') if line.strip()]"
+_WORKERS = f"{{one['worker']: one['row'] for one in {_EVENTS} if one['event'] == 'connected'}}"
+SHOW = f"import json, os; print(json.dumps({_WORKERS}))"
 
 
 @pytest.fixture(params=["slurm", SITE])
