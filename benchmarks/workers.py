@@ -268,7 +268,7 @@ def compare_nodes(folder: Path, nodes: int, rounds: int) -> None:
 
 def submitted(bench: Bench, nodes: int, layout: str) -> Cost:
     """Submit a cluster with a worker on each node; return the cost until they are connected."""
-    from gpujobs.injob.folder import Folder
+    from gpujobs.injob.events import EventReader, events_file
 
     profile = bench.folder / "nodes.yaml"
     profile.write_text(f"layout: {layout}\ngpus: {nodes}\nwalltime: 10m\n")
@@ -277,10 +277,10 @@ def submitted(bench: Bench, nodes: int, layout: str) -> Cost:
     words = [*command, "submit", str(profile), "--site", str(bench.site)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     cluster = done.stdout.strip()
-    folder = Folder(str(bench.folder / ".gpujobs" / cluster))
-    while len(folder.registered()) < nodes:
+    events = EventReader(bench.folder / ".gpujobs" / cluster / events_file(1))
+    while len(events.read().connected) < nodes:
         if time.perf_counter() - started > 300:
-            raise TimeoutError(f"{len(folder.registered())} of {nodes} workers")
+            raise TimeoutError(f"{len(events.read().connected)} of {nodes} workers")
         time.sleep(0.05)
     cost = Cost(time.perf_counter() - started, job_cpu(bench), 0)
     subprocess.run([*command, "cancel", cluster], capture_output=True, check=True)

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +23,7 @@ from ..errors import GpujobsError, InputError
 from ..injob import archive
 from ..injob import folder as files
 from ..injob.certificate import make_certificate
+from ..injob.events import DaskWorkers, EventReader, attempts_in, events_file
 from ..injob.folder import (
     DamagedError,
     Ended,
@@ -30,6 +32,7 @@ from ..injob.folder import (
     JsonObject,
     OverMemory,
     RegisteredWorker,
+    Run,
 )
 from ..injob.gpus import binding_messages
 from ..injob.memory import memory_messages
@@ -37,11 +40,14 @@ from ..injob.names import ARCHIVE, JUDGE, NOTE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean
+from . import oldfolder
 
 logger = logging.getLogger("gpujobs")
 
 SPEC = "spec.json"
 TAIL_BYTES = 65536
+_FRESH = 120.0
+"""Seconds after a sign of life of the dask scheduler for which its workers are the present ones."""
 
 
 # -- files and folders that are private to the user ------------------------------------------------
@@ -275,11 +281,14 @@ def write_after(folder: Path, cluster: str, other: Path, *, any_end: bool) -> No
 def read_claim(folder: Folder, name: str) -> JobId | None:
     """Return the job in a claim; None if there is none, or none yet. Raises DamagedError."""
     text = folder.load_text(name)
-    if not text:
-        return None
+    return parse_claim(text, f"{folder.path / name}") if text else None
+
+
+def parse_claim(text: str, place: str) -> JobId:
+    """Return the job in the text of a claim. Raises DamagedError."""
     job = JobId.parse(text)
     if not job.plausible:
-        raise DamagedError(f"{folder.path / name} is damaged: it is not the id of a job")
+        raise DamagedError(f"{place} is damaged: it is not the id of a job")
     return job
 
 
@@ -427,26 +436,38 @@ class FolderReader:
         self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
         """Key of the version and content of the files of jobs, by name."""
         self._damaged: list[str] = []
+        self._names: frozenset[str] = frozenset()
+        """Of the files that the folder has at this look."""
+        self._attempt = 0
+        self._events: EventReader | None = None
+        """Of the dask scheduler of this attempt."""
 
     def read(self) -> FolderState:
         """Return the present state; an empty one if the folder is gone, or is not trusted."""
         path = self._folder.path
         if problem := folder_problem(path):
             return FolderState(damaged=(problem,), refused=problem)
-        self._damaged = []
-        scheduler, registry = self._json("scheduler.json"), self._json(files.WORKERS)
-        jobs = self._read_jobs()
-        started, head = jobs["started"], self._json("head/owner").get("job")
+        self._damaged, self._names = [], frozenset(self._folder.names())
+        head_folder, dask = self._read_attempt()
+        head = self._json(f"{head_folder}/owner").get("job")
+        sign = _modified_at(f"{path}/lease" if head is None else f"{path}/{head_folder}/heartbeat")
+        fresh = "ended" not in self._names and time.time() - sign < _FRESH
+        runs = dask.runs if fresh else {}
+        jobs = self._read_jobs(runs)
+        started = jobs["started"]
+        alive = {n: sign if n in runs else self._last_sign(n) for n in started}
+        if head in alive:
+            alive[head] = max(alive[head], sign)
         return FolderState(
             ended=_ended(self._json("ended")),
-            removed=is_removed(path),
-            workers=registry.get("workers", {}),
-            over_memory=registry.get("over_memory", {}),
+            removed=not self._names and is_removed(path),
+            workers=dask.connected,
+            over_memory=dask.over_memory,
             waits_for=self._waits_for(),
-            ends_at=registry.get("ends_at"),
-            ends_by=registry.get("ends_by", ""),
-            seen=frozenset(registry.get("seen", ())).union(registry.get("workers", ())),
-            gone=registry.get("gone", {}),
+            ends_at=dask.ends_at,
+            ends_by=dask.ends_by,
+            seen=dask.seen,
+            gone=dask.gone,
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
@@ -455,19 +476,32 @@ class FolderReader:
             claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
             began={n: start["started"] for n, start in started.items() if "started" in start},
-            alive={n: self._last_sign(n, head) for n in started},
+            alive=alive,
             head=head,
-            address=scheduler.get("address"),
-            dashboard=scheduler.get("services", {}).get("dashboard"),
+            address=dask.address,
+            dashboard=dask.dashboard,
             transport=Choice.parse(self._json(files.TRANSPORT)),
             damaged=tuple(self._damaged),
         )
 
-    def _last_sign(self, number: int, head: int | None) -> float:
-        """Return when a job last wrote its log or its heartbeat; 0 if it has written neither."""
-        names = [f"logs/job-{number}.log", job_file(number, "now")]
-        if number == head:
-            names.append(files.HEARTBEAT)
+    def _read_attempt(self) -> tuple[str, DaskWorkers]:
+        """Return the folder of the last head, and the workers of its dask scheduler."""
+        attempts = attempts_in(self._names)
+        if not attempts and oldfolder.is_old(self._names):
+            return oldfolder.HEAD, oldfolder.read_workers(self._json)
+        attempt = max(attempts, default=1)
+        if attempt != self._attempt or self._events is None:
+            self._attempt = attempt
+            self._events = EventReader(self._folder.path / events_file(attempt))
+        if events_file(attempt) not in self._names:
+            return files.head_folder(attempt), DaskWorkers()
+        dask = self._events.read()
+        self._damaged += filter(None, (self._events.problem,))
+        return files.head_folder(attempt), dask
+
+    def _last_sign(self, number: int) -> float:
+        """Return when a job last wrote its log, or its file for the clock; 0 if neither."""
+        names = (f"logs/job-{number}.log", job_file(number, "now"))
         return max(_modified_at(f"{self._folder.path}/{name}") for name in names)
 
     def _waits_for(self) -> str:
@@ -476,9 +510,13 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _read_jobs(self) -> dict[str, dict[int, Any]]:
-        """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number."""
-        readers = {
+    def _read_jobs(self, runs: Mapping[int, Run]) -> dict[str, dict[int, Any]]:
+        """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number.
+
+        ``runs``: of jobs with connected workers, which have told what two of the files contain. If
+        a job has others, it ends, and all are read.
+        """
+        readers: dict[str, Callable[[str], Any]] = {
             "json": self._json,
             "started": self._json,
             "reason": self._text,
@@ -488,9 +526,17 @@ class FolderReader:
             "lost": self._json,
         }
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
-        for number, kind in job_files(self._folder.path / "jobs", "."):
-            if kind in readers:
-                found[kind][number] = self._job_file(job_file(number, kind), readers[kind])
+        names = [one for one in job_files(self._folder.path / "jobs", ".") if one[1] in readers]
+        ends = {number for number, kind in names if kind not in ("started", "claim", NOTE)}
+        for number, kind in names:
+            name, run = job_file(number, kind), None if number in ends else runs.get(number)
+            if run and kind == "started":
+                found[kind][number] = run
+            elif run and run["id"] and kind == "claim":
+                parse = partial(parse_claim, run["id"])
+                found[kind][number] = self._undamaged(parse, f"{self._folder.path / name}")
+            else:
+                found[kind][number] = self._job_file(name, readers[kind])
         return found
 
     def _job_file(self, name: str, read: Callable[[str], Any]) -> Any:
@@ -507,8 +553,10 @@ class FolderReader:
             self._job_files[name] = (key, value)
         return self._job_files[name][1]
 
-    def _json(self, name: str) -> JsonObject:
-        return self._undamaged(self._folder.load, name) or {}
+    def _json(self, name: str, shape: Any = None) -> JsonObject:
+        if name.partition("/")[0] not in self._names:
+            return {}
+        return self._undamaged(partial(self._folder.load, shape=shape), name) or {}
 
     def _text(self, name: str) -> str:
         return self._undamaged(self._folder.load_text, name) or ""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..injob.events import Event, attempts_in, events_file
 from ..injob.folder import (
-    EVENTS,
     DamagedError,
-    Event,
     Folder,
+    all_gpus,
     open_file,
     parse_json,
     read_lines,
@@ -26,6 +26,7 @@ from ..injob.folder import (
 from ..injob.gpus import USAGE, UsageLine
 from ..injob.names import job_file
 from ..text import clean
+from . import oldfolder
 from .folder import folder_problem, job_files
 from .ledger import ClusterRecord
 from .report import JobReport, WorkerGpu
@@ -36,7 +37,7 @@ _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
 
-Line = TypeVar("Line", Event, UsageLine)
+Line = TypeVar("Line", Event, oldfolder.OldEvent, UsageLine)
 
 logger = logging.getLogger("gpujobs")
 
@@ -125,10 +126,13 @@ def read_history(path: Path) -> History:
         hosts.append(HostSamples(job, node, tuple(host_samples(lines))))
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
+    files = [path / events_file(attempt) for attempt in attempts_in(folder.names())]
+    events = [event for file in files for event in _lines(file, Event)]
+    events += map(oldfolder.as_event, _lines(path / oldfolder.EVENTS, oldfolder.OldEvent))
     return History(
         started=started,
         ended=ended,
-        connections=tuple(connections(_lines(path / EVENTS, Event))),
+        connections=tuple(connections(events)),
         gpus=tuple(gpus),
         hosts=tuple(hosts),
         problems=problems,
@@ -151,14 +155,17 @@ def _job_times(folder: Folder) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def connections(events: Iterable[Event]) -> Iterator[Connection]:
-    """Yield the connections of all workers, from the events of the dask scheduler."""
+    """Yield the connections of all workers, from the events of the dask schedulers."""
     open_ones: dict[str, Connection] = {}
     for event in events:
-        worker, time = event.get("worker", ""), event.get("time", 0.0)
+        if event.get("event") not in ("connected", "disconnected"):
+            continue
+        worker, time = event.get("worker", ""), event.get("at", 0.0)
         if worker in open_ones:  # also if it connects again without an event between
             yield replace(open_ones.pop(worker), until=time)
         if event.get("event") == "connected":
-            open_ones[worker] = Connection(worker, time, gpus=tuple(event.get("gpus", ())))
+            gpus = (str(gpu["uuid"]) for gpu in all_gpus(event.get("row", {}).get("gpu")))
+            open_ones[worker] = Connection(worker, time, gpus=tuple(gpus))
     yield from open_ones.values()
 
 

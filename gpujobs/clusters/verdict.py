@@ -34,7 +34,7 @@ from .report import ClusterReport
 _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
     "batch/client.py", "batch/process.py", "batch/receive.py", "clusters/__init__.py",
-    "clusters/folder.py",
+    "clusters/folder.py", "clusters/oldfolder.py",
     "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/targets.py",
     "clusters/verdict.py", "injob/*.py", "version.py",
 )  # fmt: skip

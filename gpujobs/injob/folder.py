@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,31 +31,24 @@ EXIT_FAILED = 70
 """EX_SOFTWARE: gpujobs ended the cluster because of an error, not the user's command."""
 EXIT_STOPPED = 143
 """128 + SIGTERM: the batch scheduler stopped the job."""
-WORKERS = "workers.json"
-"""File of the dask scheduler: the workers, and what it knows of its clients and its end."""
-HEARTBEAT = "head/heartbeat"
-"""File that the head writes again and again."""
-EVENTS = "events.jsonl"
-"""File of the dask scheduler: a line for each worker that connects or disconnects."""
 SCRIPT_ENDED = "script-ended"
 """File of the rank that ran the user's script in all MPI ranks: the script is over."""
 TRANSPORT = "transport.json"
 """File with the `Choice` of dask's protocol; see `transport`."""
-IDLE = "idle"
-"""File that the dask scheduler writes if the cluster must end because it had no work."""
 AFTER = "after"
 """File that names another cluster, after whose end this one starts."""
 RATES = "rates"
 """File with measured rates by kind of node, as the user's state folder has them."""
 MOST_BYTES = 2**24
 """Of a file that is read as a whole; a larger one is damaged."""
-_MOST_BYTES_OF_LINES = 2**26
+MOST_BYTES_OF_LINES = 2**26
 _MOST_BYTES_OF_TEXT = 2**16
 _MOST_DIGITS = 18
 _INTEGERS = range(-(2**53), 2**53)
 """Integers that are exact in every program."""
 _MOST_REAL = 1e11
 """Of seconds since the epoch (the year 5138), rates and percentages. None is negative."""
+_NUMBER = re.compile("[0-9]+")
 _TYPES = {
     str: "a text",
     bool: "true or false",
@@ -65,6 +59,21 @@ _TYPES = {
 RESERVE = "reserve"
 """File that is removed to make room for `ended` if the disk, or the quota, is full."""
 RESERVE_BYTES = 2**18  # a new name takes 128 KiB of a quota of btrfs
+
+
+def head_folder(attempt: int) -> str:
+    """Return the folder whose maker is the head of ``attempt``."""
+    return f"head-{attempt}"
+
+
+def owner_file(attempt: int) -> str:
+    """Return the file that says which job the head is."""
+    return f"{head_folder(attempt)}/owner"
+
+
+def heartbeat_file(attempt: int) -> str:
+    """Return the file that the head writes again and again."""
+    return f"{head_folder(attempt)}/heartbeat"
 
 
 class EndKind(str, Enum):
@@ -149,7 +158,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 def read_file(path: Path, size: int = MOST_BYTES) -> str:
     """Return the text of a file of at most ``size``. Raises FileNotFoundError, or DamagedError."""
-    with _bounded(path, size) as file:
+    with bounded(path, size) as file:
         return file.read().decode(errors="replace")
 
 
@@ -159,7 +168,7 @@ def read_lines(path: Path, shape: Any) -> Iterator[Any]:
     Raises DamagedError if the file itself cannot be read. A missing file has no lines.
     """
     try:
-        with _bounded(path, _MOST_BYTES_OF_LINES) as file:
+        with bounded(path, MOST_BYTES_OF_LINES) as file:
             for line in file:
                 with contextlib.suppress(DamagedError):  # half written, or damaged
                     yield parse_json(line.decode(errors="replace"), shape)
@@ -168,7 +177,8 @@ def read_lines(path: Path, shape: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _bounded(path: Path, size: int) -> Iterator[IO[bytes]]:
+def bounded(path: Path, size: int) -> Iterator[IO[bytes]]:
+    """Open a regular file of at most ``size``. Raises FileNotFoundError, or DamagedError."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > size:
             raise DamagedError(f"{path} is damaged: it has more than {size >> 10} KiB")
@@ -307,8 +317,19 @@ class Binding(TypedDict, total=False):
     reason: str
 
 
+class Run(TypedDict):
+    """The job that has a worker, since its last start."""
+
+    job: int
+    """Number."""
+    id: str
+    """Of the batch scheduler, as in the claim."""
+    node: str
+    started: float
+
+
 class RegisteredWorker(TypedDict, total=False):
-    """A worker in `workers.json`."""
+    """A worker that is connected to the dask scheduler."""
 
     address: str
     threads: int
@@ -316,6 +337,8 @@ class RegisteredWorker(TypedDict, total=False):
     binding: Optional[Binding]
     memory: int
     """Limit of its memory in bytes; 0: none. Missing in files of an older gpujobs."""
+    run: Optional[Run]
+    """None if that is not known."""
 
 
 class _Restarts(TypedDict):
@@ -325,33 +348,14 @@ class _Restarts(TypedDict):
 
 
 class OverMemory(_Restarts, total=False):
-    """A worker in `workers.json` that was restarted, or is paused, because of its memory."""
+    """A worker that was restarted, or is paused, because of its memory."""
 
     paused: int
     """Bytes that it used when it was paused; missing while it runs."""
 
 
-class Event(TypedDict, total=False):
-    """A line of `events.jsonl`."""
-
-    time: float
-    event: str
-    worker: str
-    gpus: list[str]
-
-
 _MEASURED = _shape(within=float, between=float, problem=str)
 _MEASURED_BY_NAME = GenericAlias(dict, (str, _MEASURED))
-_REGISTRY = _shape(
-    workers=dict[str, RegisteredWorker],
-    seen=list[str],
-    gone=dict[str, float],
-    over_memory=dict[str, OverMemory],
-    had_client=bool,
-    clients=int,
-    ends_at=float,
-    ends_by=str,
-)
 _CHOICE = _shape(
     scheme=str,
     reason=str,
@@ -371,17 +375,15 @@ _VERDICT = _shape(
     asked=bool,
     usable=bool,
 )
+_OWNER = _shape(job=int, node=str)
 SHAPES: dict[str, Any] = {
-    WORKERS: _REGISTRY,
-    "scheduler.json": _shape(address=str, services=_shape(dashboard=int)),
     "ended": _shape(kind=str, exit_code=int, reason=str, job=int, time=float),
     TRANSPORT: _CHOICE,
     VERDICT: _VERDICT,
-    "head/owner": _shape(job=int, node=str),
+    "head-*/owner": _OWNER,
+    "head/owner": _OWNER,  # of a cluster of an earlier gpujobs
     OWNER: _shape(required=True, host=str, pid=int, started=int, kernel=str),
-    "attempt": _shape(attempt=int),
     "rank-error": _shape(required=True, exit_code=int, reason=str),
-    IDLE: _shape(required=True, reason=str),
     AFTER: _shape(required=True, cluster=str, folder=str, any_end=bool),
     RATES: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
     "jobs/*.json": _shape(exit_code=int, host=str, started=float, ended=float),
@@ -389,7 +391,7 @@ SHAPES: dict[str, Any] = {
     "jobs/*.node": dict[str, str],
     "jobs/*.lost": _shape(required=True, node=str, reason=str, exit_code=int),
 }
-"""Of the files with one JSON object, by name."""
+"""Of the files with one JSON object, by name; `*` stands for a number."""
 
 
 class Folder:
@@ -397,8 +399,6 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self._registry: JsonObject = {}
-        self._registry_version: tuple[int, ...] = ()
 
     @property
     def cluster_id(self) -> str:
@@ -424,10 +424,11 @@ class Folder:
     def append(self, name: str, lines: Iterable[str]) -> None:
         """Append lines to the file ``name``, which one process writes. Raises OSError.
 
-        It is opened for that, because NFS shows others only what is written in a closed file.
+        It is opened for that, because NFS shows others only what is written in a closed file. It
+        begins with a line feed: half a line before it, of a full disk, spoils only itself.
         """
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+            file.write("".join(("\n", *(f"{line}\n" for line in lines))))
 
     def create(self, name: str, text: str) -> bool:
         """Create the file ``name``; return False if it exists already, or cannot be written."""
@@ -440,16 +441,15 @@ class Folder:
             file.write(text)
         return True
 
-    def load(self, name: str) -> JsonObject:
+    def load(self, name: str, shape: Any = None) -> JsonObject:
         """Return the JSON object in the file ``name``, {} if it is missing or empty.
 
-        It has the shape of `SHAPES`. Raises DamagedError.
+        It has the ``shape``, or else that of `SHAPES`. Raises DamagedError.
         """
         path = self.path / name
         try:
             text = read_file(path)
-            any_name = f"{path.parent.name}/*{path.suffix}"
-            shape = SHAPES.get(name) or SHAPES.get(any_name, dict[str, Any])
+            shape = shape or SHAPES.get(_NUMBER.sub("*", name), dict[str, Any])
             found: JsonObject = parse_json(text, shape) if text.strip() else {}
         except FileNotFoundError:
             return {}
@@ -512,40 +512,6 @@ class Folder:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
         return True
-
-    def registry(self) -> JsonObject:
-        """Return the object in `workers.json`; {} if it is missing or damaged.
-
-        Each supervisor looks every second, and the file of 4,000 workers takes 70 ms to parse: it
-        is parsed once for each version, and readers must not change it.
-        """
-        version = _version(self.path / WORKERS)
-        if not version or version != self._registry_version:
-            self._registry, self._registry_version = self.read(WORKERS), version
-        return self._registry
-
-    def registered(self) -> Mapping[str, RegisteredWorker]:
-        """Return the workers that are registered with the dask scheduler, by name."""
-        workers: dict[str, RegisteredWorker] = self.registry().get("workers", {})
-        return workers
-
-    def over_memory(self) -> Mapping[str, OverMemory]:
-        """Return the workers that lack memory, by name."""
-        workers: dict[str, OverMemory] = self.registry().get("over_memory", {})
-        return workers
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    """Return numbers that differ after each replacement of a file; () if it cannot be opened.
-
-    The file is opened for the reason in `modified_at`.
-    """
-    try:
-        with open_file(path) as file:
-            found = os.fstat(file.fileno())
-    except (OSError, DamagedError):
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def modified_at(path: Path) -> float:

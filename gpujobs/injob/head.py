@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from .certificate import make_certificate
 from .demand import END_AFTER
-from .folder import EXIT_STOPPED, HEARTBEAT, IDLE, Ended, EndKind, modified_at
+from .folder import EXIT_STOPPED, Ended, EndKind, heartbeat_file, modified_at
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .memory import over_memory_message, paused_message, with_memory
@@ -116,8 +116,8 @@ class Head(Job):
         if not waits or time.monotonic() - self.began > _START_SECONDS:
             self.pause(_POLL_INTERVAL)
             return
-        until, known = time.monotonic() + _POLL_INTERVAL, len(self.folder.registered())
-        while len(self.folder.registered()) == known and time.monotonic() < until:
+        until, known = time.monotonic() + _POLL_INTERVAL, len(self.dask().connected)
+        while len(self.dask().connected) == known and time.monotonic() < until:
             self.pause(_POLL_INTERVAL_AT_START)
 
     def _run_in_ranks(self, protocol: str) -> NoReturn:
@@ -230,7 +230,7 @@ class Head(Job):
         """Start `run` once enough workers are registered."""
         if self.command is not None or not self.options.run:
             return
-        registered = self.folder.registered()
+        registered = self.dask().connected
         if enough_workers(self.options, registered):
             number = len(registered)
             workers = "1 worker is" if number == 1 else f"{number} workers are"
@@ -263,7 +263,7 @@ class Head(Job):
             self._tell_run(reason)
         if self.command is not None or not self.options.run or not verdict:
             return
-        possible = {*self.folder.registered(), *verdict["possible"]}
+        possible = {*self.dask().connected, *verdict["possible"]}
         if gone and not enough_workers(self.options, possible):
             raise failure(cannot_start(gone), again=True)
         if not verdict["asked"] and self.walltime.left() < self.options.walltime / 2:
@@ -280,18 +280,18 @@ class Head(Job):
             raise failure(scheduler.exit_message())
         reason = reason_in(command.log, code, offset=command.log_offset)
         reason = with_reason(f"run: ended with exit code {code}", reason)
-        raise failure(with_memory(reason, self.folder.over_memory()), code)
+        raise failure(with_memory(reason, self.dask().over_memory), code)
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:
         """Return the exit after a worker or a rank failed; the client is in one with `ranks`."""
         found = super().worker_failure(process)
-        found.reason = with_memory(found.reason, self.folder.over_memory())
+        found.reason = with_memory(found.reason, self.dask().over_memory)
         return found
 
     def _had_client(self) -> bool:
         """Return whether `run` used the workers; the dask scheduler writes that a moment later."""
         deadline = time.monotonic() + _CLIENT_TIMEOUT
-        while not self.folder.registry().get("had_client"):
+        while not self.dask().had_client:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
@@ -318,9 +318,9 @@ class Head(Job):
 
     def _check_idle(self) -> None:
         """Exit if the dask scheduler asks for it; `run` has not succeeded then."""
-        if idle := self.folder.read(IDLE):
+        if reason := self.dask().idle_reason:
             code = EXIT_STOPPED if self.command is not None else 0
-            raise JobExit(code, EndKind.IDLE, idle["reason"])
+            raise JobExit(code, EndKind.IDLE, reason)
 
     def _check_stop(self) -> None:
         """Stop `run` and exit if the batch scheduler or the walltime requires it."""
@@ -372,7 +372,7 @@ class Head(Job):
         kind = EndKind.WALLTIME if near else EndKind.CANCELLED
         if not near and (failed := self._failed_node()):
             kind, reason = EndKind.FAILED, f"{failed}; {reason}"
-        reason = with_memory(f"the head's job was stopped: {reason}", self.folder.over_memory())
+        reason = with_memory(f"the head's job was stopped: {reason}", self.dask().over_memory)
         reason += last_attempt_text(self.options)
         return JobExit(EXIT_STOPPED, kind, reason, again=True)
 
@@ -405,7 +405,7 @@ class Head(Job):
             return
         self._heartbeat_time = now
         try:
-            self.folder.write(HEARTBEAT, time.time())
+            self.folder.write(heartbeat_file(self.options.attempt), time.time())
         except OSError as error:
             log(f"cannot write to {self.folder.path}: {error}")
 
@@ -413,7 +413,7 @@ class Head(Job):
         """Write to the log of `run` if a worker is paused, or restarts again and again."""
         if self.command is None:
             return
-        for name, worker in self.folder.over_memory().items():
+        for name, worker in self.dask().over_memory.items():
             if "paused" in worker and name not in self._paused:
                 self._paused.add(name)
                 self._tell_run(paused_message(name, worker))
@@ -428,7 +428,7 @@ class Head(Job):
         if self.command is None or now - self._clients_time < _CLIENTS_INTERVAL:
             return
         self._clients_time = now
-        if self.folder.registry().get("clients", 1):
+        if self.dask().clients != 0:
             self._client_time = now
             note.unlink(missing_ok=True)
         elif now - self._client_time > _NO_CLIENT_SECONDS and not note.exists():
@@ -457,7 +457,8 @@ class Head(Job):
         self._lease_time = now
         folder = self.folder.path
         try:
-            age = modified_at(folder / HEARTBEAT) - modified_at(folder / "lease")
+            now_there = modified_at(folder / heartbeat_file(self.options.attempt))
+            age = now_there - modified_at(folder / "lease")
         except OSError:
             age = now - self.began
         if age > self.options.lease:

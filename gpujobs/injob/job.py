@@ -13,11 +13,12 @@ from types import FrameType
 from typing import NoReturn
 
 from .configuration import LIFETIME
+from .events import DaskWorkers, EventReader, events_file
 from .folder import (
     EXIT_FAILED,
     EXIT_STOPPED,
     SCRIPT_ENDED,
-    WORKERS,
+    TRANSPORT,
     Ended,
     EndKind,
     Folder,
@@ -26,7 +27,7 @@ from .folder import (
 from .gpuerrors import gpu_errors
 from .gpus import job_devices, shared_gpu_message, start_sampler
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
-from .names import UCX_WARNINGS, VERDICT, group_prefix, job_file, job_name, job_worker_names
+from .names import UCX_WARNINGS, group_prefix, job_file, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
@@ -70,21 +71,16 @@ def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
 
 # -- attempts of a cluster with `requeue` ----------------------------------------------------------
 # The jobs of all attempts are submitted at once. Those of each attempt wait until all jobs of the
-# one before have ended, and exit at once if the cluster itself has ended.
+# one before have ended, and exit at once if the cluster itself has ended. Each attempt has a head
+# and a file of events of its own.
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 """Signals that end a job. LSF sends the first one to all of its processes."""
 STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
 """Exit codes of a `run` that was stopped, and that the next attempt continues; None: it runs."""
 
-_FILE = "attempt"
-_STATE = (
-    "head", "scheduler.json", WORKERS, "transport.json", "idle", "rank-error", SCRIPT_ENDED,
-    VERDICT,
-)  # fmt: skip
-"""What describes one attempt."""
-_BEGIN_TIMEOUT = 120.0
-"""Seconds in which another job sets up the folder; NFS may show its file 60 s late."""
+_OF_HEAD = (TRANSPORT, SCRIPT_ENDED, "rank-error")
+"""Files of the head and its own processes."""
 
 
 def over(attempt: int) -> str:
@@ -104,33 +100,11 @@ def last_attempt_text(options: SuperviseOptions) -> str:
     return f", in the last of {options.attempts} attempts (`requeue`)"
 
 
-def begin_attempt(folder: Folder, attempt: int) -> bool:
-    """Set up the folder for ``attempt``; one of its jobs does that, and the others wait for it.
-
-    The state of the attempt before moves to ``attempt-N``. Returns False after a timeout.
-    """
-    if attempt == 1:
-        return True
-    before = attempt - 1
-    try:
-        (folder.path / f"attempt-{before}").mkdir(mode=0o700)
-    except FileExistsError:
-        return _wait_for(folder, attempt)
-    end_attempt(folder, before, "the next attempt has begun")
+def clear_for_head(folder: Folder) -> None:
+    """Remove the files that the head of the attempt before has left for its own processes."""
     for name in folder.names():
-        if name in _STATE:
-            (folder.path / name).rename(folder.path / f"attempt-{before}" / name)
-    folder.write(_FILE, {"attempt": attempt})
-    return True
-
-
-def _wait_for(folder: Folder, attempt: int) -> bool:
-    deadline = time.monotonic() + _BEGIN_TIMEOUT
-    while folder.read(_FILE).get("attempt") != attempt:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-    return True
+        if name in _OF_HEAD:
+            (folder.path / name).unlink(missing_ok=True)
 
 
 # -- the supervisor of a job -----------------------------------------------------------------------
@@ -176,6 +150,7 @@ class Job:
     def __init__(self, options: SuperviseOptions) -> None:
         self.options = options
         self.folder = Folder(options.folder)
+        self._events = EventReader(self.folder.path / events_file(options.attempt))
         self.name = job_name(self.folder.cluster_id, options.number, options.group)
         self.walltime = Walltime(options.started, options.walltime, options.warning)
         self.stop_reason = ""
@@ -297,7 +272,7 @@ class Job:
             if self.stop_reason:  # by a signal to all processes of the job
                 return
             raise self.worker_failure(failed[0])
-        registered = self.folder.registered()
+        registered = self.dask().connected
         if registered is not self._registered:
             self._check_new(registered)
         if self.worker_processes and not self.all_registered:
@@ -305,7 +280,7 @@ class Job:
         self._check_nodes()
 
     def _check_new(self, registered: Mapping[str, RegisteredWorker]) -> None:
-        """Look at all workers once for each version of their file."""
+        """Look at all workers once after each change."""
         if not self.options.client_owns and (message := shared_gpu_message(registered)):
             raise failure(message)
         prefixes = {n: job_name(self.folder.cluster_id, n) for n in self.options.node_numbers}
@@ -393,9 +368,13 @@ class Job:
         """If the head is ending, wait until it has written why."""
 
     # -- the cluster -------------------------------------------------------------------------------
+    def dask(self) -> DaskWorkers:
+        """Return the workers of the dask scheduler of this attempt."""
+        return self._events.read()
+
     def scheduler_address(self) -> str | None:
         """Return the dask scheduler's address, once it has one."""
-        return self.folder.read("scheduler.json").get("address")
+        return self.dask().address
 
     def check_end(self) -> None:
         """Exit if the cluster has ended; note a request that this job's workers exit."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder
+from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder, Run, head_folder, owner_file
 from .gpuerrors import write_gpu_errors
 from .gpus import sample_usage
 from .head import Head
-from .job import begin_attempt, end_attempt, over
+from .job import clear_for_head, end_attempt, over
 from .log import log
-from .names import job_file
+from .names import RUN_OF_JOB, job_file
 from .network import node_name
 from .options import DaskOptions, SuperviseOptions, TryUcxxOptions, WorkersOptions, parse
 from .rank import launch, run_rank
@@ -31,26 +32,23 @@ def supervise(options: SuperviseOptions) -> int:
     if over(options.attempt) in names:
         log(f"attempt {options.attempt} ended before this job started")
         return 0
-    if reason := _cannot_begin(folder, options.attempt, names):
+    head = head_folder(options.attempt)
+    if options.attempt > 1:
+        end_attempt(folder, options.attempt - 1, "the next attempt has begun")
+    elif head not in names and (reason := _failed_before(folder)):
         folder.end(Ended(EndKind.FAILED, EXIT_FAILED, reason, options.job))
         return EXIT_FAILED
     if not options.scheduler:
         return Workers(options).run()
     try:
-        (folder.path / "head").mkdir()  # succeeds once, on NFS too
+        (folder.path / head).mkdir()  # succeeds once, on NFS too
     except FileExistsError:
         return _second_start(folder, options)
-    folder.write("head/owner", {"job": options.job, "node": node_name(), "time": time.time()})
+    owner = {"job": options.job, "node": node_name(), "time": time.time()}
+    folder.write(owner_file(options.attempt), owner)
+    if options.attempt > 1:
+        clear_for_head(folder)
     return Head(options).run()
-
-
-def _cannot_begin(folder: Folder, attempt: int, names: Collection[str]) -> str:
-    """Begin the attempt, unless another job has done it; return why it cannot begin, or ""."""
-    if attempt == 1 and "head" not in names and (reason := _failed_before(folder)):
-        return reason
-    if begin_attempt(folder, attempt):
-        return ""
-    return f"attempt {attempt} has not begun: its first job did not set it up"
 
 
 def _failed_before(folder: Folder) -> str:
@@ -66,12 +64,15 @@ def _failed_before(folder: Folder) -> str:
 
 
 def _write_start(folder: Folder, options: SuperviseOptions) -> None:
+    claimed = folder.read_text(job_file(options.job, "claim"))
     start = {
         "node": node_name(),
         "started": options.started,
         "pid": os.getpid(),
-        "job_id": folder.read_text(job_file(options.job, "claim")),
+        "job_id": claimed,
     }
+    run = Run(job=options.job, id=claimed, node=node_name(), started=options.started)
+    os.environ[RUN_OF_JOB] = json.dumps(run)  # its workers tell the dask scheduler
     try:
         folder.write(job_file(options.job, "started"), start)
     except OSError as error:
@@ -80,7 +81,7 @@ def _write_start(folder: Folder, options: SuperviseOptions) -> None:
 
 def _second_start(folder: Folder, options: SuperviseOptions) -> int:
     """Another job is the head, or this one was before."""
-    owner = folder.read("head/owner").get("job")
+    owner = folder.read(owner_file(options.attempt)).get("job")
     if owner != options.job and options.workers:
         return Workers(options).run()
     # The batch scheduler restarted the head: the dask scheduler's state and `run` are lost.

@@ -16,18 +16,12 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
-from .folder import (
-    EVENTS,
-    IDLE,
-    WORKERS,
-    Folder,
-    OverMemory,
-    RegisteredWorker,
-    all_gpus,
-)
+from .events import VERSION, Event, EventQueue, events_file
+from .folder import Folder, OverMemory, RegisteredWorker
 from .gpus import bind, choose_cpus, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
+from .names import RUN_OF_JOB
 from .process import defer_signals
 
 
@@ -48,6 +42,13 @@ class AppendedLines:
         self._name = name
         self._lines: list[str] = []
         """They are not written yet."""
+        self._lock = asyncio.Lock()
+        """Lines stay in their order."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are lines that are not written yet."""
+        return bool(self._lines)
 
     def add(self, line: Mapping[str, object]) -> None:
         """Add a line, which the next `write` writes."""
@@ -55,14 +56,15 @@ class AppendedLines:
 
     async def write(self) -> None:
         """Append the lines; after an OSError, which is raised, they stay for the next time."""
-        lines, self._lines = self._lines, []
-        if not lines:
-            return
-        try:
-            await in_thread(self._folder.append, self._name, lines)
-        except OSError:
-            self._lines = lines + self._lines
-            raise
+        async with self._lock:
+            lines, self._lines = self._lines, []
+            if not lines:
+                return
+            try:
+                await in_thread(self._folder.append, self._name, lines)
+            except OSError:
+                self._lines = lines + self._lines
+                raise
 
 
 # -- the registry of workers -----------------------------------------------------------------------
@@ -77,9 +79,9 @@ _STATUS_EVENT = "worker-status-change"
 _PAUSED_AFTER = 2.0
 """Seconds after which a worker that is still paused is reported, with its memory of then."""
 _WRITE_INTERVAL = 0.25
-"""Least seconds between two times at which `workers.json` is written."""
-_MOST_EVENTS = 50_000
-"""Most lines of the file of events: a worker may restart again and again."""
+"""Seconds for which events are collected before they are written."""
+_LATER_INTERVAL = 20.0
+"""Seconds until the next look at events that wait (see `EventQueue`)."""
 _CLOCK_TOLERANCE = 5.0
 """Seconds by which the expected end of the cluster may move before it is written again."""
 
@@ -90,13 +92,16 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         defer_signals()
     if isinstance(server, Worker):
         let_dask_cuda_measure_slices()
+        run = json.loads(os.environ.get(RUN_OF_JOB, "null"))
+        server.startup_information["gpujobs_run"] = lambda _: run
         gpu = worker_gpu()  # the worker sends it to the dask scheduler when it registers
         server.startup_information["gpujobs"] = lambda _: gpu
         _bind(server)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         rules = parse_rules(os.environ.get(END_AFTER, ""))
-        WorkerRegistry(server, str(folder.path), rules).install()
+        attempt = int(os.environ.get("GPUJOBS_ATTEMPT", "1"))
+        WorkerRegistry(server, str(folder.path), rules, attempt=attempt).install()
         if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
             folder.write("scheduler.json", server.identity())
 
@@ -127,9 +132,9 @@ def idle_message(scheduler: Scheduler) -> str:
 
 
 class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
-    """Keeps `workers.json` in the cluster's folder: registered workers, and names ever seen.
+    """Writes the events of the dask scheduler into the cluster's folder (see `events`).
 
-    Workers that exceed their memory are in it, too: dask writes that only to their own log.
+    Workers that exceed their memory are among them: dask writes that only to their own log.
 
     The file is written at most four times a second, and not on the event loop.
     """
@@ -140,6 +145,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         folder: str,
         end_after: Mapping[str, int],
         *,
+        attempt: int = 1,
         in_owner: bool = False,
     ) -> None:
         """``end_after``: when a cluster without work ends, seconds by rule (see `demand`).
@@ -150,21 +156,17 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler = scheduler
         add_handlers(scheduler)
         self._folder = Folder(folder)
-        self._seen: set[str] = set()
-        self._gone: dict[str, float] = {}
-        """When workers disconnected, by name, until they connect again (epoch seconds)."""
         self._names: dict[str, tuple[str, int]] = {}
         """Name and memory limit of each worker, by its address."""
         self._over_memory: dict[str, OverMemory] = {}
         self._paused: dict[str, int] = {}
         """Bytes of workers when they were first paused: one that pauses often is reported once."""
-        self._events = AppendedLines(self._folder, EVENTS)
-        self._event_count = 0
+        self._events = EventQueue()
+        self._lines = AppendedLines(self._folder, events_file(attempt))
         self._write_planned = False
         self._written = float("-inf")
         """When it was last written, by the clock of the event loop."""
         self._writing: asyncio.Task[None] | None = None
-        self._had_client = False
         self._clients: set[str] = set()
         """Names of the clients that are connected."""
         self._end: tuple[float, str] | None = None
@@ -177,6 +179,12 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
 
     def install(self) -> None:
         """Add this to the dask scheduler; watch whether it has work."""
+        identity = self._scheduler.identity()
+        opened = Event(event="opened", version=VERSION, address=identity["address"])
+        if dashboard := identity["services"].get("dashboard"):
+            opened["dashboard"] = dashboard
+        self._add(opened)
+        self._start_write()  # jobs wait for the address
         self._scheduler.add_plugin(self, name=_NAME)
         if self._end_after:
             watch = IdleWatch(self._end_after)
@@ -185,53 +193,45 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Note a worker that registers. ``worker`` is its address."""
         state = scheduler.workers[worker]
-        self._seen.add(str(state.name))
-        self._gone.pop(str(state.name), None)
         self._names[worker] = (str(state.name), state.memory_limit)
-        gpus = [gpu["uuid"] for gpu in all_gpus(state.extra.get("gpujobs"))]
-        self._add_event(worker, "connected", gpus=gpus)
-        self._plan_write()
+        self._add(Event(event="connected", worker=str(state.name), row=_row(state)))
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note that a client has connected; not the dummy of dask."""
-        if client.startswith(_NO_CLIENTS):
-            return
-        self._had_client = True
-        self._clients.add(client)
-        if len(self._clients) == 1:
-            self._plan_write()
+        if not client.startswith(_NO_CLIENTS):
+            self._clients.add(client)
+            self._add(Event(event="client", clients=len(self._clients)))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note that a client has disconnected."""
         if client in self._clients:
             self._clients.remove(client)
-            self._plan_write()
+            self._add(Event(event="client", clients=len(self._clients)))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Note that a worker is gone."""
         if worker in self._names:
-            self._gone[self._names[worker][0]] = time.time()
             self._note_pause(worker)
-        self._add_event(worker, "disconnected")
-        self._plan_write()
+            self._add(Event(event="disconnected", worker=self._names[worker][0]))
 
     async def before_close(self) -> None:
-        """Write the last state of the workers, and whether the cluster ends because it was idle."""
+        """Write the last events, and whether the cluster ends because it was idle."""
         if self._watching is not None:
             self._watching.cancel()
         if message := idle_message(self._scheduler):
-            await in_thread(self._folder.write, IDLE, {"reason": message})
+            self._add(Event(event="idle", reason=message))
+        self._add(Event(event="closed"))
         if self._writing is not None:
             await self._writing
         with contextlib.suppress(OSError):
-            await self._write_files()
+            await self._write_events(everything=True)
 
     async def _watch_idle(self, watch: IdleWatch) -> None:
         """End the cluster, or ask the head to end it, when it has been without work for too long.
 
         A cluster whose workers are all pending is not without work: its user waits for them.
         """
-        while not self._seen:
+        while not self._names:
             await asyncio.sleep(watch.interval)
         warning = ""
         while not watch.reason:
@@ -250,11 +250,10 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             self._closing = asyncio.create_task(self._scheduler.close(reason=watch.reason))
             return
         log(watch.reason)
-        while True:  # the disk may be full for a while
-            with contextlib.suppress(OSError):
-                await in_thread(self._folder.write, IDLE, {"reason": watch.reason})
-                return
+        self._add(Event(event="idle", reason=watch.reason))
+        while self._events or self._lines.waiting:  # the disk may be full for a while
             await asyncio.sleep(watch.interval)
+            self._plan_write()
 
     def _note_end(self, end: tuple[float, str] | None) -> None:
         known = self._end
@@ -264,7 +263,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
                 return
         if known != end:
             self._end = end
-            self._plan_write()
+            idle = Event(event="idle", ends_at=end[0], by=end[1]) if end else Event(event="idle")
+            self._add(idle)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Note a worker that a nanny restarts, or that is paused, because of its memory."""
@@ -278,8 +278,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         if worker in self._names:
             name, limit = self._names[worker]
             known = self._over_memory.get(name, {"restarts": 0, "limit": limit})
-            self._over_memory[name] = {"restarts": known["restarts"] + 1, "limit": limit}
-            self._plan_write()
+            self._note_memory(name, {"restarts": known["restarts"] + 1, "limit": limit})
 
     def _note_pause(self, worker: str) -> None:
         """Note whether a worker is paused: its memory is nearly full, and it starts no task."""
@@ -289,22 +288,26 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         if state is not None and state.status is Status.paused:
             is_first = name not in self._paused
             used = self._paused.setdefault(name, int(state.metrics.get("memory", 0)))
-            noted = self._over_memory[name] = {**known, "paused": used}
+            noted: OverMemory = {**known, "paused": used}
             if is_first and not self._in_owner:  # for `logs` of a cluster without `run`
                 log(paused_message(name, noted))
-            self._plan_write()
+            self._note_memory(name, noted)
         elif "paused" in known:
-            del self._over_memory[name]
-            if known["restarts"]:
-                self._over_memory[name] = {"restarts": known["restarts"], "limit": limit}
-            self._plan_write()
+            self._note_memory(name, {"restarts": known["restarts"], "limit": limit})
 
-    def _add_event(self, worker: str, event: str, **more: object) -> None:
-        name, _ = self._names.get(worker, ("", 0))
-        if name and self._event_count < _MOST_EVENTS:
-            self._event_count += 1
-            line = {"time": round(time.time(), 2), "event": event, "worker": name, **more}
-            self._events.add(line)
+    def _note_memory(self, name: str, found: OverMemory) -> None:
+        self._over_memory[name] = found
+        event = Event(
+            event="over memory", worker=name, restarts=found["restarts"], limit=found["limit"]
+        )
+        if "paused" in found:
+            event["paused"] = found["paused"]
+        self._add(event)
+
+    # -- the file ----------------------------------------------------------------------------------
+    def _add(self, event: Event) -> None:
+        self._events.add({**event, "at": round(time.time(), 2)})
+        self._plan_write()
 
     def _plan_write(self) -> None:
         if not self._write_planned:
@@ -321,27 +324,16 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         if self._scheduler.status in (Status.closing, Status.closed):
             return  # the file keeps the workers that the cluster had at its end
         try:
-            await self._write_files()
+            await self._write_events()
         except OSError as error:
-            log(f"cannot write {WORKERS}: {error}")
+            log(f"cannot write the events of the workers: {error}")
+        if self._events:
+            asyncio.get_running_loop().call_later(_LATER_INTERVAL, self._plan_write)
 
-    async def _write_files(self) -> None:
-        workers = {str(state.name): _row(state) for state in self._scheduler.workers.values()}
-        ends_at, ends_by = self._end or (None, "")
-        value = {
-            "version": 1,
-            "time": time.time(),
-            "workers": workers,
-            "seen": sorted(self._seen.union(workers)),
-            "gone": self._gone,
-            "over_memory": self._over_memory,
-            "had_client": self._had_client,
-            "clients": len(self._clients),
-            "ends_at": ends_at,
-            "ends_by": ends_by,
-        }
-        await in_thread(self._folder.write, WORKERS, value)
-        await self._events.write()
+    async def _write_events(self, *, everything: bool = False) -> None:
+        for event in self._events.take(time.monotonic(), everything=everything):
+            self._lines.add(event)
+        await self._lines.write()
 
 
 def _row(state: WorkerState) -> RegisteredWorker:
@@ -351,4 +343,5 @@ def _row(state: WorkerState) -> RegisteredWorker:
         "gpu": state.extra.get("gpujobs"),
         "binding": state.extra.get("gpujobs_binding"),
         "memory": int(state.memory_limit or 0),
+        "run": state.extra.get("gpujobs_run"),
     }

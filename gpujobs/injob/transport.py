@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import gpus, network
-from .folder import RATES, TRANSPORT, Folder
+from .folder import RATES, TRANSPORT, Folder, head_folder
 from .log import log, reason_in
 from .names import VISIBLE
 from .process import ManagedProcess
@@ -241,7 +241,7 @@ def cluster_ucx_settings(
 ) -> Mapping[str, str]:
     """Return the settings of UCX for a job with workers: those of the head, if it chose them."""
     folder = Folder(options.folder)
-    if (folder.path / "head").is_dir():
+    if (folder.path / head_folder(options.attempt)).is_dir():
         chosen = Choice.parse(folder.read(TRANSPORT)).environ
         if chosen is not None:
             return chosen

@@ -13,7 +13,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from .folder import EXIT_STOPPED, HEARTBEAT, EndKind, Folder, JsonObject, modified_at
+from .events import EventReader, events_file
+from .folder import (
+    EXIT_STOPPED,
+    EndKind,
+    Folder,
+    JsonObject,
+    head_folder,
+    heartbeat_file,
+    modified_at,
+    owner_file,
+)
 from .job import Job, JobExit, failure, over, worker_names
 from .log import append_output_to, log
 from .names import JUDGE, OWNER, PROTOCOL, RECORD, RUN, VERDICT, job_file
@@ -62,8 +72,8 @@ def silence(folder: Path, sign: str, job: int) -> float:
 class SchedulerWatch:
     """Watches the dask scheduler of a cluster from a job of workers."""
 
-    def __init__(self, folder: Path, job: int) -> None:
-        self._folder, self._job = folder, job
+    def __init__(self, folder: Path, job: int, attempt: int) -> None:
+        self._folder, self._job, self._attempt = folder, job, attempt
         self._time = time.monotonic()
         self._failed = 0
 
@@ -78,7 +88,8 @@ class SchedulerWatch:
             return False
         self._time = time.monotonic()
         # The owner: the head, or else the client with the dask scheduler.
-        sign = HEARTBEAT if (self._folder / "head").is_dir() else "lease"
+        has_head = (self._folder / head_folder(self._attempt)).is_dir()
+        sign = heartbeat_file(self._attempt) if has_head else "lease"
         alive = registered and silence(self._folder, sign, self._job) <= _SILENCE_TIMEOUT
         self._failed += 1
         if alive or reach(address, environ) is not Reach.NOTHING:
@@ -103,7 +114,8 @@ class JobsWatch:
     def __init__(self, options: SuperviseOptions, environ: Mapping[str, str]) -> None:
         self._options, self._environ = options, environ
         self._folder = Folder(options.folder)
-        now = time.monotonic()
+        self._events = EventReader(self._folder.path / events_file(options.attempt))
+        now = self._began = time.monotonic()
         # If several jobs wait for a head, they do not all ask at once.
         self._delay = options.job % _FIRST_QUERY
         self._next_query = now + _FIRST_QUERY + self._delay
@@ -116,17 +128,23 @@ class JobsWatch:
         if now < self._next_look:
             return {}
         self._next_look = now + _VERDICT_INTERVAL
-        verdict = self._folder.read(VERDICT)
+        verdict = {} if self._is_of_before(now) else self._folder.read(VERDICT)
         interval = _SECOND_QUERY if verdict.get("undecided") else _QUERY_INTERVAL
         self._next_query = min(self._next_query, now + interval + self._delay)
         if now >= self._next_query and self._workers_are_missing():
             self._ask(interval)
         return verdict
 
+    def _is_of_before(self, now: float) -> bool:
+        """Return whether the verdict may be about the attempt before."""
+        if self._options.attempt == 1:
+            return False
+        return silence(self._folder.path, VERDICT, self._options.job) > now - self._began
+
     def _workers_are_missing(self) -> bool:
         groups = self._folder.read(RECORD).get("groups", [])
         wanted: int = sum(group["workers"] for group in groups)
-        return len(self._folder.registered()) < wanted
+        return len(self._events.read().connected) < wanted
 
     def _ask(self, interval: float) -> None:
         """Start to ask, unless another process has asked within the interval."""
@@ -188,7 +206,7 @@ class Workers(Job):
 
     def __init__(self, options: SuperviseOptions) -> None:
         super().__init__(options)
-        self._watch = SchedulerWatch(self.folder.path, options.job)
+        self._watch = SchedulerWatch(self.folder.path, options.job, options.attempt)
 
     def work(self) -> NoReturn:
         """Find the dask scheduler, start the workers, and supervise them."""
@@ -234,18 +252,19 @@ class Workers(Job):
     def _wait_for_address(self) -> str:
         limit = self.options.start_timeout
         jobs = JobsWatch(self.options, self.environ)
+        head, heartbeat = head_folder(self.options.attempt), heartbeat_file(self.options.attempt)
         while (address := self.scheduler_address()) is None:
             self.pause(0.5)
             self.check_end()
             if self.stop_reason:
                 raise JobExit(0)
-            if not self.options.scheduler and "head" not in self.folder.names():
+            if not self.options.scheduler and head not in self.folder.names():
                 # The head may still be in the queue, in a job of another kind.
                 self._check_heads(jobs)
                 continue
             if time.monotonic() - self.began <= limit:
                 continue
-            if silence(self.folder.path, HEARTBEAT, self.options.job) >= _HEARTBEAT_TIMEOUT:
+            if silence(self.folder.path, heartbeat, self.options.job) >= _HEARTBEAT_TIMEOUT:
                 reason = f"{self.name} on {node_name()}: no head after {limit} s"
                 raise failure(reason, again=True)
         return address
@@ -257,7 +276,7 @@ class Workers(Job):
             raise failure(cannot_start(verdict["gone"]), again=True)
 
     def _unreachable_message(self, address: str, busy: bool) -> str:
-        host = self.folder.read("head/owner").get("node") or "its host"
+        host = self.folder.read(owner_file(self.options.attempt)).get("node") or "its host"
         if busy:
             return f"the dask scheduler at {address} on {host} accepts connections, but is silent"
         hint = "set `network.interface`"
@@ -280,7 +299,7 @@ class Workers(Job):
 
     def scheduler_gone(self, address: str) -> JobExit:
         """Return the exit after the head is gone; its batch script may have noted a signal."""
-        head = self.folder.read("head/owner").get("job")
+        head = self.folder.read(owner_file(self.options.attempt)).get("job")
         if (self.folder.path / job_file(head, "stopped")).exists():
             reason = "the head's job was stopped: it received a signal of the batch scheduler"
             return JobExit(EXIT_STOPPED, EndKind.CANCELLED, reason, again=True)
@@ -308,7 +327,7 @@ class Workers(Job):
 
     def _retire(self) -> NoReturn:
         """Transfer the data of the workers to others, and exit."""
-        registered = self.folder.registered()
+        registered = self.dask().connected
         names = [name for name in worker_names(self.options) if name in registered]
         reason = self.stop_reason or "the walltime is nearly over"
         log(f"stopping ({reason}): {', '.join(names) or 'no worker is registered'}")

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpujobs.injob.folder import Folder
-
 from ..conftest import BACKENDS, slow_variant
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
+from ..support.events import dask_workers
 from ..support.processes import patience, processes_with, until
 from .programs import SAVE, SLEEP, WHO
 
@@ -29,7 +28,7 @@ def connected(cli: Cli, cluster: str, count: int, seconds: float = 60) -> None:
     folder = cli.home / ".gpujobs" / cluster
     if folder.exists():  # its file costs nothing to read, `gpujobs status` does
         until(
-            lambda: len(Folder(folder).registered()) >= count or (folder / "ended").exists(),
+            lambda: len(dask_workers(folder).connected) >= count or (folder / "ended").exists(),
             seconds,
             lambda: evidence(cli, cluster),
         )

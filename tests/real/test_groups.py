@@ -43,9 +43,12 @@ import json, os, time
 from pathlib import Path
 
 if __name__ == "__main__":
-    names = json.loads(Path(os.environ["GPUJOBS_FOLDER"], "workers.json").read_text())["workers"]
-    print(json.dumps([os.environ["GPUJOBS_ATTEMPT"], sorted(names)]), flush=True)
-    if os.environ["GPUJOBS_ATTEMPT"] == "1":
+    attempt = os.environ["GPUJOBS_ATTEMPT"]
+    text = Path(os.environ["GPUJOBS_FOLDER"], f"workers-{attempt}.jsonl").read_text()
+    events = [json.loads(line) for line in text.splitlines() if line]
+    names = {event["worker"] for event in events if event["event"] == "connected"}
+    print(json.dumps([attempt, sorted(names)]), flush=True)
+    if attempt == "1":
         time.sleep(600)
 """
 PREP = {

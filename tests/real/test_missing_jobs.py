@@ -45,7 +45,7 @@ def started(cli: Cli, cluster: str) -> Path:
 
     def connected() -> bool:
         assert not (folder / "ended").exists(), (folder / "ended").read_text()
-        return '"connected"' in _text(folder / "events.jsonl")
+        return '"connected"' in _text(folder / "workers-1.jsonl")
 
     until(connected, 90, f"a worker of {cluster}", every=0.5)
     return folder
@@ -262,7 +262,7 @@ def test_an_allocation_of_mpi_that_does_not_come_ends_the_cluster(
     assert backend.queue() == []
     cluster = cli.submit({**profile, "directives": ["--no-requeue"]})
     until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 8, 90)
-    owner = cli.home / ".gpujobs" / cluster / "head" / "owner"
+    owner = cli.home / ".gpujobs" / cluster / "head-1" / "owner"
     with failed_node(backend.slurm, json.loads(owner.read_text())["node"]):
         until(lambda: cli.status(cluster)["state"] == "FAILED", 60)
         reason = cli.status(cluster)["reason"]

@@ -27,6 +27,7 @@ from gpujobs.errors import InputError, JobFailedError, RefusedError
 from ..conftest import slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
+from ..support.events import dask_workers
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
 from ..support.processes import NO_TIMEOUT, patience, pause, until
 from ..support.screen import Screen
@@ -612,8 +613,8 @@ def test_an_owner_that_was_stopped_for_minutes(
         time.sleep(30)
         if mode == "local":  # it holds the state of the dask scheduler: nothing is lost
             assert sorted(line.split()[0] for line in backend.queue()) == jobs
-            registered = json.loads((home / ".gpujobs" / cluster / "workers.json").read_text())
-            assert set(registered["workers"]) == {f"{cluster}-0", f"{cluster}-1"}
+            workers = dask_workers(home / ".gpujobs" / cluster)
+            assert set(workers.connected) == {f"{cluster}-0", f"{cluster}-1"}
         else:  # it could as well have been killed
             assert not backend.queue()
             ended = json.loads((home / ".gpujobs" / cluster / "ended").read_text())

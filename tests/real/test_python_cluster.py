@@ -22,10 +22,10 @@ import pytest
 import gpujobs
 from gpujobs.deploy.group import MOST_FAILURES
 from gpujobs.errors import InputError, JobFailedError, RefusedError
-from gpujobs.injob.folder import Folder
 
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
+from ..support.events import dask_workers
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
 from ..support.processes import NO_TIMEOUT, patience, pause, processes_with, until
 
@@ -49,7 +49,7 @@ def test_scale_makes_one_submission(
     until(lambda: {job["phase"] for job in cluster.jobs} == {"RUNNING"}, 10)
 
     def gpus() -> set[str]:
-        workers = Folder(cluster.folder).registered().values()
+        workers = dask_workers(Path(cluster.folder)).connected.values()
         return {json.dumps(worker["gpu"]) for worker in workers}
 
     until(lambda: len(gpus()) == 8, 10)

@@ -17,7 +17,8 @@ from ..support.processes import run, until
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 STRICT = ROOT / "tests" / "fakes" / "slurm"
 """Has an `srun` that refuses what that of Slurm 26.05 refuses."""
-_WORKERS = "json.load(open(os.environ['GPUJOBS_FOLDER'] + '/workers.json'))['workers']"
+_EVENTS = "[json.loads(line) for line in open(os.environ['GPUJOBS_FOLDER'] + '/workers-1.jsonl') if line.strip()]"
+_WORKERS = f"{{one['worker']: one['row'] for one in {_EVENTS} if one['event'] == 'connected'}}"
 SHOW = f"import json, os; print(json.dumps({_WORKERS}))"
 
 

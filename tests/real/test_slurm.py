@@ -21,6 +21,7 @@ from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unava
 from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
+from ..support.events import dask_workers
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import as_user, patience, processes_with, until
 from ..support.slurm_faults import failing_prolog
@@ -372,7 +373,8 @@ def test_owner_dies_and_a_worker_searches_for_it(
     if workers == "starting":
         until(lambda: any("sleep\x00600" in command(pid) for pid in processes_with(mark)), 60)
     else:
-        until(lambda: (cli.home / ".gpujobs" / cluster / "workers.json").exists(), 60)
+        folder = cli.home / ".gpujobs" / cluster
+        until(lambda: dask_workers(folder).connected, 60)
         for pid in forked_workers(mark):  # the nanny starts another one
             os.kill(pid, signal.SIGKILL)
     owner.kill()

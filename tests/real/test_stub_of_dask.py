@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from gpujobs.injob.events import events_file
+
 from ..conftest import fresh_folder, make_cli
 from ..support.backend import Backend
 from ..support.cli import Cli
+from ..support.events import dask_workers
 from ..support.processes import until
 from .test_clusters import connected, says
 
@@ -35,12 +38,12 @@ def life_of_a_cluster(cli: Cli, backend: Backend, worker_class: str) -> dict[str
     folder = cli.home / ".gpujobs" / cluster
     connected(cli, cluster, 4)
     says(cli, cluster, "here")
-    head = json.loads((folder / "head" / "owner").read_text())["job"]
+    head = json.loads((folder / "head-1" / "owner").read_text())["job"]
     other = 1 - head
     done = cli("scale", cluster, "2")
     assert done.returncode == 0, done.stderr
     until((folder / "jobs" / f"{other}.json").exists, 60, "the end of a job")
-    until(lambda: len(read(folder / "workers.json")["workers"]) == 2, 60, "two workers")
+    until(lambda: len(dask_workers(folder).connected) == 2, 60, "two workers")
     cli.write("finish", "")
     until((folder / "ended").exists, 30, "the end")
     backend.wait_empty(30, cluster)
@@ -80,14 +83,18 @@ def shapes(folder: Path, names: dict[str, str], head: int) -> dict[str, object]:
                 pattern, lambda m: f"{m[1]}{'HEAD' if m[2] == str(head) else 'OTHER'}", name
             )
         found[name] = path.is_dir()
-        if path.name in ("ended", "workers.json") or path.match("jobs/*.json"):
+        if path.name == "ended" or path.match("jobs/*.json"):
             found[name] = shape(read(path))
-    ended, workers = read(folder / "ended"), read(folder / "workers.json")
+    ended, workers = read(folder / "ended"), dask_workers(folder)
     found["end"] = ended["kind"], ended["exit_code"], ended["reason"]
-    found["uuids"] = len({worker["gpu"]["uuid"] for worker in workers["workers"].values()})
-    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    events = [(renamed(line["worker"]), line["event"], len(line)) for line in lines]
-    found["events"] = sorted(events)
+    found["workers"] = shape(workers.connected)
+    found["uuids"] = len({(worker["gpu"] or {})["uuid"] for worker in workers.connected.values()})
+    lines = (folder / events_file(1)).read_text().splitlines()
+    events = [json.loads(line) for line in lines if line]
+    kinds = ("opened", "connected", "disconnected", "closed")
+    found["events"] = sorted(
+        (renamed(one.get("worker", "")), one["event"]) for one in events if one["event"] in kinds
+    )
     return found
 
 

@@ -23,6 +23,7 @@ from gpujobs.injob.names import job_worker_names
 from gpujobs.schedulers import CommandResult
 from gpujobs.schedulers.formats import members
 
+from .events import write_events
 from .tearing import GARBAGE, NUMBERS, torn
 from .transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
@@ -139,7 +140,6 @@ class SimulatedSlurm(System):
     """Called when the workers of a job have connected."""
     connected: dict[str, SimulatedJob] = field(default_factory=dict)
     retired: set[str] = field(default_factory=set)
-    _seen: set[str] = field(default_factory=set)
     _submissions: int = FIRST_ID - 1
 
     # -- the clock ---------------------------------------------------------------------------------
@@ -279,14 +279,18 @@ class SimulatedSlurm(System):
             self.end(job, "FAILED", 1)  # the supervisor does not wait for longer
         elif job.connects <= self.seconds and job.workers[0] not in self.connected:
             self.connected.update(dict.fromkeys(job.workers, job))
-            self._seen.update(job.workers)
             job.connected, job.idle_since = job.started, self.seconds
             self.on_connect()
-            (self.folder / "workers.json").write_text(json.dumps({"seen": sorted(self._seen)}))
+            for name in job.workers:
+                self._write_event("connected", name)
 
     def _disconnect(self, job: SimulatedJob) -> None:
         for name in job.workers:
-            self.connected.pop(name, None)
+            if self.connected.pop(name, None):
+                self._write_event("disconnected", name)
+
+    def _write_event(self, event: str, worker: str) -> None:
+        write_events(self.folder, {"event": event, "at": self.time(), "worker": worker})
 
     # -- commands ----------------------------------------------------------------------------------
     def run(

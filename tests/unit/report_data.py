@@ -58,8 +58,8 @@ GROUPED = replace(
 
 
 def event(hours: float, kind: str, worker: str) -> dict[str, Any]:
-    found = {"time": START + hours * HOUR, "event": kind, "worker": worker}
-    return found | ({"gpus": [GPUS[worker]]} if kind == "connected" else {})
+    found = {"at": START + hours * HOUR, "event": kind, "worker": worker}
+    return found | ({"row": {"gpu": {"uuid": GPUS[worker]}}} if kind == "connected" else {})
 
 
 EVENTS = [

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from gpujobs.clusters.usage import make_usage
 from gpujobs.config.spec import read_spec, write_spec
 from gpujobs.deploy import GPUJobQueueCluster
 from gpujobs.errors import GpujobsError, InputError
+from gpujobs.injob.events import events_file
 from gpujobs.planning.plan import make_plan
 from gpujobs.schedulers import CommandResult
 
@@ -46,20 +48,15 @@ GPU = {
     "others": [{"node": "vm", "uuid": "GPU-1", "model": "Fake GPU", "memory": 17179869184}],
     "sharing": 1,
 }
-FILES: dict[str, Any] = {
+ROW = {"address": "tls://127.0.0.1:36083", "threads": 1, "gpu": GPU, "memory": 524288000}
+OLD: dict[str, Any] = {
     "workers.json": {
         "version": 1,
         "time": 1795421696.97,
-        "workers": {
-            "p-2cab-0": {
-                "address": "tls://127.0.0.1:36083",
-                "threads": 1,
-                "gpu": GPU,
-                "memory": 524288000,
-            }
-        },
+        "workers": {"p-2cab-0": ROW},
         "seen": ["p-2cab-0", "p-2cab-1"],
-        "over_memory": {"p-2cab-0": {"restarts": 2, "limit": 524288000}},
+        "gone": {"p-2cab-1": 1795421690.25},
+        "over_memory": {"p-2cab-0": {"restarts": 2, "limit": 524288000, "paused": 52428800}},
         "ends_at": 1795421999.0,
         "ends_by": "idle",
     },
@@ -71,6 +68,15 @@ FILES: dict[str, Any] = {
         "started": 1795421662.3,
         "workers": {},
     },
+    "head/owner": {"job": 0, "node": "vm", "time": 1795421663.66},
+}
+"""The files of a cluster of gpujobs 0.2.0 that later ones have replaced."""
+OLD_LINES = [
+    {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-0", "gpus": ["GPU-0", "GPU-1"]},
+    {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-1", "gpus": ["GPU-0", "GPU-1"]},
+    {"time": 1795421690.25, "event": "disconnected", "worker": "p-2cab-1", "gpus": []},
+]
+FILES: dict[str, Any] = {
     "transport.json": {
         "scheme": "tls",
         "reason": "ucxx does not work",
@@ -79,22 +85,40 @@ FILES: dict[str, Any] = {
         "remark": "jobs are isolated",
     },
     "ended": {"kind": "failed", "exit_code": 3, "reason": "run: ended", "job": 0, "time": NOW},
-    "head/owner": {"job": 0, "node": "vm", "time": 1795421663.66},
+    "head-1/owner": {"job": 0, "node": "vm", "time": 1795421663.66},
     "after": {"cluster": "svd-7f3a", "folder": "/nosuch/svd-7f3a", "any_end": False},
-    "attempt": {"attempt": 1},
-    "idle": {"reason": "no tasks"},
     "rank-error": {"exit_code": 1, "reason": "rank 3"},
     "jobs/0.started": {"node": "vm", "started": 1795421662.0, "pid": 29963, "job_id": "7"},
     "jobs/1.started": {"node": "vm", "started": 1795421662.0, "pid": 29964, "job_id": "7"},
     "jobs/1.json": {"exit_code": 0, "host": "vm", "started": 1795421662, "ended": 1795421700},
 }
 """The files of a real cluster of two jobs, with all keys; those of the lines are `LINES`."""
-JSON_FILES = FILES.keys() - {"attempt", "idle", "rank-error"}
+JSON_FILES = FILES.keys() - {"rank-error"}
 """Those that this side reads."""
+EVENTS = events_file(1)
 LINES: dict[str, list[Any]] = {
-    "events.jsonl": [
-        {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-0", "gpus": ["GPU-0"]},
-        {"time": 1795421690.25, "event": "disconnected", "worker": "p-2cab-1"},
+    EVENTS: [
+        {
+            "event": "opened",
+            "at": 1795421673.5,
+            "version": 1,
+            "address": "tls://127.0.0.1:36085",
+            "dashboard": 8787,
+        },
+        {"event": "connected", "at": 1795421674.25, "worker": "p-2cab-0", "row": ROW},
+        {"event": "connected", "at": 1795421674.25, "worker": "p-2cab-1", "row": ROW},
+        {"event": "disconnected", "at": 1795421690.25, "worker": "p-2cab-1"},
+        {
+            "event": "over memory",
+            "at": 1795421690.25,
+            "worker": "p-2cab-0",
+            "restarts": 2,
+            "limit": 524288000,
+            "paused": 52428800,
+        },
+        {"event": "client", "at": 1795421691.0, "clients": 1},
+        {"event": "idle", "at": 1795421692.0, "ends_at": 1795421999.0, "by": "idle"},
+        {"event": "idle", "at": 1795421693.0, "reason": "no tasks"},
     ],
     "usage/0-vm.jsonl": [
         {"gpus": [{"uuid": "GPU-0", "memory": 17179869184}], "time": 1795421666.5},
@@ -197,7 +221,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 def write(ledger: Ledger, name: str) -> None:
     """Write the record and the folder of a cluster."""
     folder = ledger.folder.parent / "root" / name
-    for inside in ("jobs", "usage", "logs", "head"):
+    for inside in ("jobs", "usage", "logs", "head-1"):
         (folder / inside).mkdir(parents=True, mode=0o700, exist_ok=True)
     for path in (folder, folder.parent):
         path.chmod(0o700)
@@ -253,7 +277,7 @@ def show(ledger: Ledger) -> str:
 
 def wrong_texts(name: str) -> Iterator[str]:
     """Yield the text of a file with each wrong value at each place."""
-    value = FILES.get(name, LINES.get(name))
+    value = {**OLD, **FILES, **LINES}[name]
     for place in places(value):
         for wrong in WRONG:
             changed = damaged(value, place, wrong)
@@ -284,6 +308,47 @@ def test_wrong_values_in_the_folder(ledger: Ledger, name: str) -> None:
         table = show(ledger)
         assert "good-0001" in table and "p-2cab" in table, (text, table)
         assert "\x1b" not in table
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_wrong_values_in_a_folder_of_an_earlier_gpujobs(ledger: Ledger, name: str) -> None:
+    folder = make_old(ledger)
+    for text in wrong_texts(name):
+        (folder / name).write_text(text)
+        table = show(ledger)
+        assert "good-0001" in table and "p-2cab" in table, (text, table)
+        assert "\x1b" not in table
+
+
+def make_old(ledger: Ledger) -> Path:
+    """Give the cluster p-2cab the files of an earlier gpujobs; return its folder."""
+    folder = ledger.get("p-2cab").path
+    (folder / EVENTS).unlink()
+    (folder / "head-1").rename(folder / "head")
+    for name, value in OLD.items():
+        (folder / name).write_text(json.dumps(value))
+    (folder / "events.jsonl").write_text(lines_of(OLD_LINES))
+    return folder
+
+
+def test_a_cluster_of_an_earlier_gpujobs_has_the_same_report(ledger: Ledger) -> None:
+    folder = ledger.get("p-2cab").path
+    (folder / "ended").unlink()
+    new = status_and_usage(ledger, EVENTS)
+    make_old(ledger)
+    assert status_and_usage(ledger, "workers.json", "events.jsonl") == new
+    status, usage = new
+    assert '"GPU-1"' in status and '"address": "tls' in status and usage["workers"]
+
+
+def status_and_usage(ledger: Ledger, *names: str) -> tuple[str, Any]:
+    """Return what `status` and `report` print, with workers of the group in the files ``names``."""
+    record = ledger.get("p-2cab")
+    for path in map(record.path.joinpath, names):
+        path.write_text(path.read_text().replace("p-2cab-", "p-2cab-fit-"))
+    (report,) = ClusterMonitor([record], ledger, system=Slurm()).reports()
+    usage = usage_json(make_usage(report, read_history(record.path), NOW))
+    return re.sub(r'"elapsed": [0-9.]+', "", status_json([report])), usage
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -388,10 +453,19 @@ def test_files_of_a_wrong_kind(ledger: Ledger, kind: str, caplog: pytest.LogCapt
         KINDS[kind](folder / name)
         table = show(ledger)
         (row,) = (line for line in table.splitlines() if line.startswith("p-2cab"))
-        read = name in (*JSON_FILES, "jobs/0.claim", "jobs/1.note", "jobs/1.reason", "jobs/1.setup")
+        read = name in (
+            *JSON_FILES,
+            EVENTS,
+            "jobs/0.claim",
+            "jobs/1.note",
+            "jobs/1.reason",
+            "jobs/1.setup",
+        )
         free = name in TEXTS and name != "jobs/0.claim"
         fine = (kind in ("digits", "binary", "cut") and free) or kind == "unreadable"
-        if read and not fine and not (kind == "others" and name != "workers.json"):
+        # In a file of lines, half a line at its end is one that is being written.
+        fine = fine or (name == EVENTS and kind in ("nested", "others", "digits", "cut"))
+        if read and not fine and kind != "others":
             assert f"{folder / name} " in row, (name, row)
         remove(folder / name)
 
@@ -539,7 +613,7 @@ def finish(ledger: Ledger, name: str) -> None:
 
 
 def test_connect_to_a_cluster_that_left_no_end(ledger: Ledger) -> None:
-    for name in ("ended", "scheduler.json", "jobs/1.reason"):
+    for name in ("ended", EVENTS, "jobs/1.reason"):
         (ledger.get("p-2cab").path / name).unlink()
     finish(ledger, "p-2cab")
     done = CliRunner().invoke(main, ["connect", "p-2cab"])

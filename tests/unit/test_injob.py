@@ -38,6 +38,8 @@ from gpujobs.injob.process import ManagedProcess, with_archive
 from gpujobs.injob.registry import WorkerRegistry
 from gpujobs.injob.workers import JobsWatch, Workers
 
+from ..support.events import dask_workers, write_events
+
 
 def options(folder: Path, **changes: Any) -> SuperviseOptions:
     for name in ("jobs", "logs"):
@@ -125,8 +127,8 @@ def test_near_the_walltime(left: int, nearly_over: bool, explains_signal: bool) 
 
 def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
     head = Head(options(tmp_path, lease=60, scheduler=("x",)))
-    (tmp_path / "head").mkdir()
-    (tmp_path / "head" / "heartbeat").write_text("1.0")  # by clocks that are years apart
+    (tmp_path / "head-1").mkdir()
+    (tmp_path / "head-1" / "heartbeat").write_text("1.0")  # by clocks that are years apart
     lease = tmp_path / "lease"
     lease.write_text("9999999999.0")
     head._check_lease()
@@ -142,7 +144,7 @@ def test_a_lease_is_judged_by_the_file_servers_clock(tmp_path: Path) -> None:
     assert caught.value.kind is EndKind.FAILED
     lease.unlink()
     assert silence(tmp_path) == float("inf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["head", "jobs", "logs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head-1", "jobs", "logs"]
 
 
 # -- processes -----------------------------------------------------------------------------------------
@@ -339,7 +341,7 @@ def test_shutdown_by_a_client(tmp_path: Path) -> None:
     with pytest.raises(JobExit) as caught:
         head._scheduler_ended(exited(tmp_path, 0))
     assert (caught.value.kind, caught.value.reason) == (EndKind.DONE, NO_CLIENT)
-    (tmp_path / "workers.json").write_text('{"had_client": true}')
+    write_events(tmp_path, {"event": "client", "clients": 1}, {"event": "client", "clients": 0})
     with pytest.raises(JobExit) as caught:
         head._scheduler_ended(exited(tmp_path, 0))
     assert (caught.value.kind, caught.value.reason) == (EndKind.DONE, "")
@@ -366,13 +368,13 @@ def test_a_program_that_waits_for_another_dask_scheduler(
     now, real = 0.0, time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: real + now)
     head, said = Head(options(tmp_path)), "run: has had no client for 5 min, so its workers have no"
-    (tmp_path / "head").mkdir()
-    head.folder.write("head/owner", {"job": 0})
+    (tmp_path / "head-1").mkdir()
+    head.folder.write("head-1/owner", {"job": 0})
 
-    def noted(at: float, **registry: Any) -> bool:
+    def noted(at: float, clients: int) -> bool:
         nonlocal now
         now = at
-        head.folder.write("workers.json", registry)
+        write_events(tmp_path, {"event": "client", "clients": clients})
         head._check_clients()
         return any(note.startswith(said) for note in read_state(tmp_path).findings)
 
@@ -384,7 +386,6 @@ def test_a_program_that_waits_for_another_dask_scheduler(
     assert log.count(f"gpujobs: {said}") == 1 and "Client() connects to them" in log
     assert not noted(1500.0, clients=1) and not noted(1790.0, clients=0)
     assert noted(1900.0, clients=0)
-    assert not noted(2000.0)  # a dask scheduler of an older release does not say it
     head.command.kill()
     assert head.command.wait(5)
 
@@ -397,8 +398,9 @@ def test_a_command_whose_tasks_need_more_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code.replace("'f'", "f")]
     process = ManagedProcess("run:", command, tmp_path / "log", dict(os.environ))
     assert process.wait(20)
-    over = {"c-0": {"restarts": 1, "limit": 2**30}, "c-1": {"restarts": 3, "limit": 2**30}}
-    (tmp_path / "workers.json").write_text(json.dumps({"over_memory": over}))
+    for name, restarts in (("c-0", 1), ("c-1", 3)):
+        over = {"event": "over memory", "worker": name, "restarts": restarts, "limit": 2**30}
+        write_events(tmp_path, over)
     said = "worker c-1 restarted 3 times: over its memory limit of 1 GiB: memory_per_job"
     with pytest.raises(JobExit, match=f"ended with exit code 1: KilledWorker: {said}"):
         head._command_ended(process, scheduler)
@@ -506,8 +508,8 @@ def test_workers_wait_for_a_head_that_does_not_come(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_restarted_fails(tmp_path: Path) -> None:
-    (tmp_path / "head").mkdir()
-    Folder(str(tmp_path)).write("head/owner", {"job": 0})
+    (tmp_path / "head-1").mkdir()
+    Folder(str(tmp_path)).write("head-1/owner", {"job": 0})
     (tmp_path / "job-ids").write_text("")
     assert supervise(options(tmp_path, scheduler=("x",), workers=("y",))) == 70
     ended = json.loads((tmp_path / "ended").read_text())
@@ -579,33 +581,30 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
         for address in ("tls://b-1", "tls://b-1", "tls://other"):
             registry.log_event("worker-restart-memory", {"worker": address, "pid": 1, "rss": 2})
         registry.log_event("worker-get-client", {"worker": "tls://b-0"})
-        while not (tmp_path / "workers.json").exists():
+        while not dask_workers(tmp_path).gone:
             await asyncio.sleep(0.05)
 
     asyncio.run(main())
-    found = json.loads((tmp_path / "workers.json").read_text())
-    assert found["workers"] == {
+    found = dask_workers(tmp_path)
+    assert found.connected == {
         "b-0": {
             "address": "tls://b-0",
             "threads": 2,
             "gpu": None,
             "binding": None,
             "memory": int(1.5 * 2**30),
+            "run": None,
         }
     }
-    assert found["seen"] == ["b-0", "b-1"]
+    assert found.seen == {"b-0", "b-1"}
     assert read_state(tmp_path).notes == [
         "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB: memory_per_job"
     ]
 
 
 def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
-    def clients() -> object:
-        path = tmp_path / "workers.json"
-        return json.loads(path.read_text()).get("clients") if path.exists() else None
-
     async def wait_for(number: int) -> None:
-        while clients() != number:
+        while dask_workers(tmp_path).clients != number:
             await asyncio.sleep(0.05)
 
     async def main() -> None:
@@ -678,13 +677,14 @@ def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(
 
 
 def test_the_end_of_run_names_the_workers_that_lack_memory(tmp_path: Path) -> None:
-    for name in ("jobs", "logs", "head"):
+    for name in ("jobs", "logs", "head-1"):
         (tmp_path / name).mkdir()
-    lacking = {
-        "b-0": {"restarts": 0, "limit": 2**29, "paused": 480 * 2**20},
-        "b-1": {"restarts": 2, "limit": 2**29},
-    }
-    (tmp_path / "workers.json").write_text(json.dumps({"over_memory": lacking}))
+    memory = {"event": "over memory", "limit": 2**29}
+    write_events(
+        tmp_path,
+        {**memory, "worker": "b-0", "restarts": 0, "paused": 480 * 2**20},
+        {**memory, "worker": "b-1", "restarts": 2},
+    )
     head = Head(SuperviseOptions(folder=str(tmp_path), job=0, started=time.time(), walltime=60))
     head.command = ManagedProcess("run:", ["sleep", "0"], tmp_path / "logs" / "run.log", os.environ)
     head._heartbeat()
@@ -701,22 +701,18 @@ def test_the_end_of_run_names_the_workers_that_lack_memory(tmp_path: Path) -> No
 def test_workers_that_leave_as_the_dask_scheduler_closes_stay_in_the_file(tmp_path: Path) -> None:
     """`status` of an ended cluster shows the GPUs that it had."""
 
-    def workers() -> list[str]:
-        path = tmp_path / "workers.json"
-        return list(json.loads(path.read_text())["workers"]) if path.exists() else []
-
     async def main() -> None:
         async with Scheduler(port=0, dashboard_address=":0") as scheduler:
             scheduler.add_plugin(WorkerRegistry(scheduler, str(tmp_path), {}), name="gpujobs")
             async with Worker(scheduler.address, name="p-0") as worker:
-                while not workers():
+                while not dask_workers(tmp_path).connected:
                     await asyncio.sleep(0.05)
                 await scheduler.close()
                 await worker.finished()
             await asyncio.sleep(1)
 
     asyncio.run(main())
-    assert workers() == ["p-0"]
+    assert [*dask_workers(tmp_path).connected] == ["p-0"]
 
 
 def test_a_full_disk_under_the_log_ends_no_job() -> None:

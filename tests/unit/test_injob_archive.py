@@ -264,7 +264,7 @@ def test_exceptions_show_source_lines(pyz: Path) -> None:
     missing = f"--folder={pyz.parent / 'missing'}"
     done = run("-S", pyz, "supervise", missing, "--job=0", "--started=1", "--scheduler", "x")
     assert done.returncode == 1
-    assert '(folder.path / "head").mkdir()' in done.stderr
+    assert "(folder.path / head).mkdir()" in done.stderr
     assert re.search(r'File "(\S+/)?injob/main.py", line \d+, in', done.stderr)
     assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
 

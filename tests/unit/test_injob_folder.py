@@ -64,26 +64,11 @@ def test_ended_with_missing_keys(value: dict[str, Any], kind: EndKind) -> None:
     assert ended.reason == value.get("reason", "")
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"workers": 3', "null", "[1]"])
+@pytest.mark.parametrize("text", ["", "{", '{"job": "x"}', "null", "[1]"])
 def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
-    (tmp_path / "workers.json").write_text(text)
-    assert Folder(str(tmp_path)).registered() == {}
-
-
-def test_the_file_of_workers_is_parsed_once_for_each_version(tmp_path: Path) -> None:
-    """4,000 workers take 70 ms to parse, and each job of the cluster looks every second."""
-    folder = Folder(str(tmp_path))
-    row = {"address": "tls://10.0.0.1:1", "threads": 1, "memory": 2**30}
-    folder.write("workers.json", {"workers": {"a": row}})
-    first = folder.registered()
-    assert [*first] == ["a"]
-    assert folder.registered() is first
-    folder.write("workers.json", {"workers": {"b": row}})  # as many bytes
-    assert [*folder.registered()] == ["b"]
-    (tmp_path / "workers.json").unlink()
-    assert folder.registered() == {}
-    folder.write("workers.json", {"workers": {"a": row}})
-    assert [*folder.registered()] == ["a"]
+    (tmp_path / "head-1").mkdir()
+    (tmp_path / "head-1" / "owner").write_text(text)
+    assert Folder(str(tmp_path)).read("head-1/owner") == {}
 
 
 def test_reason_in_a_log(tmp_path: Path) -> None:

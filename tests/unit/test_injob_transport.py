@@ -99,7 +99,7 @@ def test_jobs_choose_their_settings_if_the_head_has_no_gpu(
     assert cluster_ucx_settings(options, {}) == ISOLATED_UCX  # the dask scheduler has no job
     single = replace(options, single_job=True)
     assert cluster_ucx_settings(single, {}) == {}
-    (tmp_path / "head").mkdir()
+    (tmp_path / "head-1").mkdir()
     folder.write(TRANSPORT, Choice("ucxx").json())
     assert cluster_ucx_settings(options, {}) == {}
     folder.write(TRANSPORT, Choice("ucxx", environ={"UCX_TLS": "tcp"}).json())

@@ -59,23 +59,23 @@ def test_three_levels(
 
 
 def test_while_workers_start_the_address_decides(folder: Path, listener: socket.socket) -> None:
-    found = SchedulerWatch(folder, 1)
+    found = SchedulerWatch(folder, 1, 1)
     assert attempts(found, address_of(listener), registered=False) == 9
     address = address_of(listener)
     listener.close()
     assert attempts(found, address, registered=False) == 3  # not at the first failure
 
 
-@pytest.mark.parametrize("sign", ["lease", "head/heartbeat"])
+@pytest.mark.parametrize("sign", ["lease", "head-1/heartbeat"])
 def test_afterwards_a_sign_of_life_is_enough(
     folder: Path, listener: socket.socket, sign: str
 ) -> None:
     address = address_of(listener)
     if sign != "lease":
-        (folder / "head").mkdir()
+        (folder / "head-1").mkdir()
         (folder / sign).touch()
         age(folder / "lease", 1000)
-    found = SchedulerWatch(folder, 1)
+    found = SchedulerWatch(folder, 1, 1)
     age(folder / sign, 1000)
     assert attempts(found, address, registered=True) == 9  # stopped, and its port is still there
     listener.close()

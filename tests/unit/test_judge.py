@@ -102,10 +102,10 @@ def test_a_job_that_writes_is_not_given_up() -> None:
 
 
 def test_signs_of_life_are_logs_and_heartbeats(tmp_path: Path) -> None:
-    for name in ("jobs/0.started", "jobs/1.started", "jobs/2.started", "head/owner"):
+    for name in ("jobs/0.started", "jobs/1.started", "jobs/2.started", "head-1/owner"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"node": "n1", "job": 0}')
-    for time, name in ((10, "head/heartbeat"), (20, "jobs/1.now"), (30, "logs/job-2.log")):
+    for time, name in ((10, "head-1/heartbeat"), (20, "jobs/1.now"), (30, "logs/job-2.log")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time, time))

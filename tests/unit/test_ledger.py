@@ -30,6 +30,8 @@ from gpujobs.injob.folder import EndKind
 from gpujobs.injob.names import CERTIFICATE, KEY, RECORD
 from gpujobs.schedulers import JobId
 
+from ..support.events import write_events
+
 
 def record(cluster: str = "svd-0001", **changes: object) -> ClusterRecord:
     values = {
@@ -245,11 +247,12 @@ def test_folder_state(tmp_path: Path) -> None:
     (made / "jobs" / "5.reason").write_text("because\n")
     (made / "jobs" / "6.started").write_text('{"node": "n2", "started": 1}')
     (made / "jobs" / "6.claim").write_text("7[1]\n")
-    (made / "workers.json").write_text(
-        json.dumps({"workers": {"a": {"address": "x"}}, "seen": ["a", "b"]})
-    )
-    (made / "scheduler.json").write_text(
-        json.dumps({"address": "tls://h:1", "services": {"dashboard": 8787}})
+    write_events(
+        made,
+        {"event": "opened", "address": "tls://h:1", "dashboard": 8787},
+        {"event": "connected", "worker": "a", "row": {"address": "x"}},
+        {"event": "connected", "worker": "b"},
+        {"event": "disconnected", "worker": "b"},
     )
     (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
     state = read_state(made)

@@ -134,7 +134,7 @@ def test_queries_become_rare_while_nothing_changes(
 def test_the_folder_is_read_once_for_a_report(slurm: FakeSlurm, ledger: Ledger) -> None:
     slurm.lists("1||RUNNING")
     record = add(ledger, "1")
-    names = ("ended", "workers.json", "scheduler.json", "transport.json")
+    names = ("ended", "workers-1.jsonl", "transport.json")
     for name in names:
         (record.path / name).write_text("{}")
     opened: list[str] = []

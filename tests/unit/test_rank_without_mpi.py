@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from gpujobs.injob.archive import build
-from gpujobs.injob.folder import Folder
 from gpujobs.injob.job import JobExit
 from gpujobs.injob.names import ARCHIVE
 from gpujobs.injob.process import ManagedProcess
@@ -42,4 +41,4 @@ def test_a_missing_mpi_library_is_one_reason_for_all_ranks(tmp_path: Path) -> No
     launcher.wait(10)
     found = head.worker_failure(launcher)
     assert isinstance(found, JobExit) and found.reason == line
-    assert Folder(str(tmp_path)).over_memory() == {}
+    assert head.dask().over_memory == {}

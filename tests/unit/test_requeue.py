@@ -18,14 +18,17 @@ from gpujobs.clusters.scale import scale
 from gpujobs.errors import InputError
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
-from gpujobs.injob.job import JobExit, begin_attempt, end_attempt
+from gpujobs.injob.job import JobExit, clear_for_head, end_attempt
 from gpujobs.injob.main import supervise
+from gpujobs.injob.names import VERDICT
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.process import ManagedProcess
+from gpujobs.injob.workers import JobsWatch
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 
 from ..support.each import each
+from ..support.events import write_events
 from .support import SLURM, error_of, made_plan
 
 RUN = "gpus: 2\ngpus_per_job: 1\nrun: python x.py\nnetwork: {protocol: tcp}\n"
@@ -170,32 +173,45 @@ def test_nothing_follows_a_cancel(tmp_path: Path) -> None:
     assert not (tmp_path / "over-1").exists()
 
 
-def test_a_new_attempt_sets_up_the_folder_once(tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
-    (tmp_path / "head").mkdir()
-    state = ("head/owner", "scheduler.json", "workers.json", "trial-claim", "verdict.json")
-    for name in (*state, "job-ids"):
+def test_a_new_head_leaves_only_what_is_not_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "head-1").mkdir()
+    kept = {"head-1", "workers-1.jsonl", "job-ids", "over-1"}
+    for name in (*kept - {"head-1"}, "transport.json", "rank-error"):
         (tmp_path / name).write_text("1")
-    assert begin_attempt(folder, 1) and (tmp_path / "head").exists()
-    assert begin_attempt(folder, 2)
-    names = {"attempt", "attempt-1", "job-ids", "over-1"}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    assert (tmp_path / "attempt-1" / "head" / "owner").exists()
-    (tmp_path / "head").mkdir()
-    assert begin_attempt(folder, 2) and (tmp_path / "head").exists()  # another job of it
+    clear_for_head(Folder(str(tmp_path)))
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
+def test_jobs_of_an_attempt_see_the_workers_of_no_other(tmp_path: Path) -> None:
+    opened = {"event": "opened", "address": "tls://n1:1"}
+    write_events(tmp_path, opened, {"event": "connected", "worker": "a"})
+    second = Head(options(tmp_path, 2, 2))
+    assert second.scheduler_address() is None and not second.dask().connected
+    write_events(tmp_path, {**opened, "address": "tls://n2:1"}, attempt=2)
+    assert second.scheduler_address() == "tls://n2:1" and not second.dask().connected
+    assert Head(options(tmp_path, 1, 2)).scheduler_address() == "tls://n1:1"
+
+
+def test_a_verdict_about_the_attempt_before_counts_no_more(tmp_path: Path) -> None:
+    verdict = {"time": 1.0, "gone": {}, "possible": [], "head": False, "unlisted": {},
+               "undecided": [], "asked": True, "usable": True}  # fmt: skip
+    Folder(str(tmp_path)).write(VERDICT, verdict)
+    os.utime(tmp_path / VERDICT, (1.0, 1.0))
+    first, second = (JobsWatch(options(tmp_path, attempt, 2), {}) for attempt in (1, 2))
+    assert first.verdict()["head"] is False and second.verdict() == {}
 
 
 def test_a_late_job_of_an_earlier_attempt_exits(tmp_path: Path) -> None:
     late = options(tmp_path, 1, 2)
     end_attempt(Folder(str(tmp_path)), 1, "preempted")
     assert supervise(late) == 0
-    assert not (tmp_path / "head").exists()
+    assert not (tmp_path / "head-1").exists()
 
 
 def test_a_head_that_is_requeued_all_the_same(tmp_path: Path) -> None:
     """PBS requeues members of arrays: that ends the attempt, and the next one follows."""
-    (tmp_path / "head").mkdir()
-    (tmp_path / "head" / "owner").write_text('{"job": 0}')
+    (tmp_path / "head-1").mkdir()
+    (tmp_path / "head-1" / "owner").write_text('{"job": 0}')
     assert supervise(options(tmp_path, 1, 2)) == 0
     assert "started the head's job again" in (tmp_path / "over-1").read_text()
 

@@ -82,8 +82,8 @@ def test_a_job_that_is_stopped_at_any_moment_ends_only_itself(
     monkeypatch.setenv("HOME", str(tmp_path))
     script = script_with(tmp_path, supervisor)
     folder = tmp_path / ".gpujobs" / "svd-0000"
-    (folder / "head").mkdir()
-    (folder / "head" / "owner").write_text('{"job": 7}')
+    (folder / "head-1").mkdir()
+    (folder / "head-1" / "owner").write_text('{"job": 7}')
     record, moments = folder / "jobs" / "0.json", random.Random(0)
     for _ in range(stops):
         job = subprocess.Popen(

@@ -295,10 +295,10 @@ def test_text_names_the_replacement() -> None:
 # -- history ---------------------------------------------------------------------------------------
 def test_connections_of_a_worker_that_comes_again() -> None:
     events = [
-        {"time": 1, "event": "connected", "worker": "a", "gpus": ["GPU-a"]},
-        {"time": 2, "event": "disconnected", "worker": "a"},
-        {"time": 3, "event": "connected", "worker": "a"},
-        {"time": 4, "event": "disconnected", "worker": "b"},
+        {"at": 1, "event": "connected", "worker": "a", "row": {"gpu": {"uuid": "GPU-a"}}},
+        {"at": 2, "event": "disconnected", "worker": "a"},
+        {"at": 3, "event": "connected", "worker": "a"},
+        {"at": 4, "event": "disconnected", "worker": "b"},
     ]
     assert list(connections(events)) == [
         Connection("a", 1, 2, ("GPU-a",)),

@@ -1,8 +1,8 @@
 """A stand-in for dask in jobs: workers register with a dask scheduler, and there are no tasks.
 
 A cluster of it costs a tenth of the CPU. It is for tests about the life of jobs: their submission, failures, signals
-and ends. Like dask's processes, those of the stub keep `workers.json` and `events.jsonl`, restart a worker that dies,
-and can retire workers. It has no clients, but for `distributed.Client` as far as a job uses it itself.
+and ends. Like dask's processes, those of the stub write the events of the workers, restart a worker that dies, and can
+retire workers. It has no clients, but for `distributed.Client` as far as a job uses it itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpujobs_injob.events import VERSION, events_file
 from gpujobs_injob.folder import Folder
 from gpujobs_injob.gpus import bind, choose_cpus, with_first, worker_gpu
-from gpujobs_injob.names import PROTOCOL, VISIBLE, is_encrypted, worker_devices
+from gpujobs_injob.names import PROTOCOL, RUN_OF_JOB, VISIBLE, is_encrypted, worker_devices
 from gpujobs_injob.process import defer_signals
 
 _TLS = "DASK_DISTRIBUTED__COMM__TLS__"
@@ -82,13 +83,13 @@ class Scheduler:
         self._lock = threading.RLock()
         self._workers: dict[str, dict[str, Any]] = {}
         self._connections: dict[str, socket.socket] = {}
-        self._seen: set[str] = set()
-        self._gone: dict[str, float] = {}
+        self._closed = False
         self._path = path
+        self._file = events_file(int(os.environ["GPUJOBS_ATTEMPT"]))
         self._listener = socket.create_server((host, 0))
         self.address = f"{protocol}://{host}:{self._listener.getsockname()[1]}"
-        self._write()
         self._folder.write(path.name, {"type": "Scheduler", "address": self.address, "workers": {}})
+        self._event("opened", version=VERSION, address=self.address)
 
     def serve(self) -> None:
         """Accept connections until the process ends."""
@@ -99,6 +100,8 @@ class Scheduler:
     def close(self) -> None:
         """Close the workers and remove the file with the address, as dask does when its scheduler ends."""
         with self._lock:
+            self._event("closed")
+            self._closed = True
             self._ask(list(self._connections))
         self._path.unlink(missing_ok=True)
 
@@ -126,28 +129,17 @@ class Scheduler:
     def _add(self, name: str, worker: dict[str, Any], connection: socket.socket) -> None:
         with self._lock:
             self._workers[name], self._connections[name] = worker, connection
-            self._seen.add(name)
-            self._gone.pop(name, None)
-            gpus = [worker["gpu"], *worker["gpu"].get("others", [])]
-            self._event(name, "connected", gpus=[gpu["uuid"] for gpu in gpus])
+            self._event("connected", worker=name, row=worker)
 
     def _remove(self, name: str) -> None:
         with self._lock:
             del self._workers[name], self._connections[name]
-            self._gone[name] = time.time()
-            self._event(name, "disconnected")
+            if not self._closed:
+                self._event("disconnected", worker=name)
 
-    def _event(self, name: str, event: str, **more: object) -> None:
-        line = {"time": round(time.time(), 2), "event": event, "worker": name, **more}
-        self._folder.append("events.jsonl", [json.dumps(line)])
-        self._write()
-
-    def _write(self) -> None:
-        value = {
-            "version": 1, "time": time.time(), "workers": self._workers, "seen": sorted(self._seen),
-            "gone": self._gone, "over_memory": {}, "had_client": False, "clients": 0, "ends_at": None, "ends_by": "",
-        }  # fmt: skip
-        self._folder.write("workers.json", value)
+    def _event(self, event: str, **more: object) -> None:
+        line = {"event": event, "at": round(time.time(), 2), **more}
+        self._folder.append(self._file, [json.dumps(line)])
 
 
 def run_scheduler() -> None:
@@ -224,6 +216,7 @@ def work(name: str, options: argparse.Namespace) -> None:
         "gpu": worker_gpu(),
         "binding": binding,
         "memory": memory,
+        "run": json.loads(os.environ.get(RUN_OF_JOB, "null")),
     }
     connection.sendall(f"{json.dumps({'name': name, 'worker': row})}\n".encode())
     with contextlib.suppress(OSError):

@@ -53,7 +53,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
         "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e ended ] || ids=job-ids
-    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs bash -c gpujobs_qdel_waiting < "$ids"
+    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head-1/owner || xargs bash -c gpujobs_qdel_waiting < "$ids"
     [ -n "$gpujobs_exit_trap" ] || return
     cd "$here" || return
     (exit "$code")

@@ -40,7 +40,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e "over-$GPUJOBS_ATTEMPT" ] || ids=job-ids-$GPUJOBS_ATTEMPT
     [ ! -e ended ] || ids=job-ids
-    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs scancel --state=PENDING < "$ids"
+    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head-1/owner || xargs scancel --state=PENDING < "$ids"
 }
 gpujobs_last_error() {   # the last exception, or line with an error in it, of the log; else the last line
     tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next}
@@ -175,7 +175,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e "over-$GPUJOBS_ATTEMPT" ] || ids=job-ids-$GPUJOBS_ATTEMPT
     [ ! -e ended ] || ids=job-ids
-    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs scancel --state=PENDING < "$ids"
+    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head-2/owner || xargs scancel --state=PENDING < "$ids"
 }
 gpujobs_last_error() {   # the last exception, or line with an error in it, of the log; else the last line
     tail -n 50 "logs/job-$GPUJOBS_JOB.log" | awk '/resource_tracker|warnings.warn| INFO /{next}

@@ -34,7 +34,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
         "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e ended ] || ids=job-ids
-    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head/owner || xargs scancel --state=PENDING < "$ids"
+    [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head-1/owner || xargs scancel --state=PENDING < "$ids"
     [ -z "${gpujobs_session-}" ] || rm -rf "$gpujobs_session"
 }
 gpujobs_last_error() {   # the last exception, or line with an error in it, of the log; else the last line

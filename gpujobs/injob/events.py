@@ -1,0 +1,259 @@
+"""The events of the dask scheduler of one attempt, in a file, and the workers they amount to.
+
+Its plugin alone writes the file, on one host. A line is an object with `event`, `at` (seconds since
+the epoch, for people and intervals, never for order) and the keys of `Event`:
+
+| event | means |
+|---|---|
+| opened | the dask scheduler listens; `version` of these words |
+| connected, disconnected | of a worker; `row`: its address, GPUs, CPUs and memory |
+| over memory | a worker was restarted, or is paused, because of its memory; or neither any more |
+| client | the number of clients has changed |
+| idle | when the cluster ends if it stays without work; or why it ends now |
+| closed | the dask scheduler ends; missing if it was killed |
+
+Each append begins with a line feed: half a line before it, of a full disk, spoils only itself.
+Lines that could not be written are written again, so that events may come twice: that changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TypedDict
+
+from .folder import (
+    MOST_BYTES_OF_LINES,
+    DamagedError,
+    OverMemory,
+    RegisteredWorker,
+    Run,
+    bounded,
+    parse_json,
+)
+
+VERSION = 1
+"""Of the words; a reader refuses a later one, whose events it may not know."""
+_MOST_LINES = 50_000
+"""Lines that are written at once: a worker may restart again and again."""
+_MINUTE = 60.0
+_OF_ATTEMPT = re.compile(r"(?:head-|workers-)([1-9][0-9]{0,3})(?:\.jsonl)?")
+
+
+def events_file(attempt: int) -> str:
+    """Return the name of the file of an attempt."""
+    return f"workers-{attempt}.jsonl"
+
+
+def attempts_in(names: Iterable[str]) -> list[int]:
+    """Return the attempts with a head, or with a file of events, among ``names``, in order."""
+    return sorted({int(found[1]) for found in map(_OF_ATTEMPT.fullmatch, names) if found})
+
+
+class Event(TypedDict, total=False):
+    """A line of the file."""
+
+    event: str
+    at: float
+    version: int
+    address: str
+    dashboard: int
+    """Port."""
+    worker: str
+    row: RegisteredWorker
+    restarts: int
+    limit: int
+    """Of memory, in bytes."""
+    paused: int
+    """Bytes that a worker used when it was paused; missing while it runs."""
+    clients: int
+    ends_at: float
+    """Missing while the cluster has work."""
+    by: str
+    """The rule by which it ends (see `demand`)."""
+    reason: str
+
+
+# -- the workers -----------------------------------------------------------------------------------
+@dataclass
+class DaskWorkers:
+    """The workers of a dask scheduler, its clients and its end."""
+
+    address: str | None = None
+    dashboard: int | None = None
+    """Port of the dashboard."""
+    connected: dict[str, RegisteredWorker] = field(default_factory=dict)
+    gone: dict[str, float] = field(default_factory=dict)
+    """When workers disconnected that have not connected again, by name."""
+    over_memory: dict[str, OverMemory] = field(default_factory=dict)
+    clients: int | None = None
+    """Clients that are connected; None if that is not known."""
+    had_client: bool = False
+    ends_at: float | None = None
+    """When the cluster ends if it stays without work; None if it has work."""
+    ends_by: str = ""
+    idle_reason: str = ""
+    """Why the cluster ends without work; "" while it does not."""
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The names of all workers that were ever connected."""
+        return frozenset((*self.connected, *self.gone))
+
+    @property
+    def runs(self) -> dict[int, Run]:
+        """The starts of the jobs that have connected workers, by the number of the job."""
+        found = (row.get("run") for row in self.connected.values())
+        return {run["job"]: run for run in found if run}
+
+    def feed(self, event: Event) -> None:
+        """Take over an event; one that is not known changes nothing."""
+        kind, worker = event.get("event"), event.get("worker", "")
+        if kind == "opened":
+            vars(self).update(vars(DaskWorkers(event.get("address"), event.get("dashboard"))))
+            self.clients = 0
+        elif kind == "closed":
+            self.address = self.dashboard = None
+        elif kind == "connected":
+            self.connected[worker] = event.get("row", {})
+            self.gone.pop(worker, None)
+        elif kind == "disconnected":
+            if self.connected.pop(worker, None) is not None:
+                self.gone[worker] = event.get("at", 0.0)
+        elif kind == "over memory":
+            self._feed_memory(worker, event)
+        elif kind == "client":
+            self.clients = event.get("clients", 0)
+            self.had_client = self.had_client or self.clients > 0
+        elif kind == "idle" and "reason" in event:
+            self.idle_reason = event["reason"]
+        elif kind == "idle":
+            self.ends_at, self.ends_by = event.get("ends_at"), event.get("by", "")
+
+    def _feed_memory(self, worker: str, event: Event) -> None:
+        found: OverMemory = {"restarts": event.get("restarts", 0), "limit": event.get("limit", 0)}
+        if "paused" in event:
+            found["paused"] = event["paused"]
+        if found["restarts"] or "paused" in found:
+            self.over_memory[worker] = found
+        else:
+            self.over_memory.pop(worker, None)
+
+    def copy(self) -> DaskWorkers:
+        """Return a copy, which later events do not change."""
+        return replace(
+            self,
+            connected=dict(self.connected),
+            gone=dict(self.gone),
+            over_memory=dict(self.over_memory),
+        )
+
+
+# -- the reader ------------------------------------------------------------------------------------
+class EventReader:
+    """Reads one file of events, each time only its new lines.
+
+    The file is opened for each look, since NFS checks only then whether its cache is out of date.
+    One that is shorter than before, by a stale cache, says nothing new.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = self._damaged = 0
+        self._workers = DaskWorkers()
+        self.problem = ""
+        """Why the file, or some of its lines, cannot be read."""
+
+    def read(self) -> DaskWorkers:
+        """Return the workers: the same object until there are new lines, never to be changed."""
+        try:
+            with bounded(self._path, MOST_BYTES_OF_LINES) as file:
+                events = list(self._new_events(file))
+        except FileNotFoundError:
+            return self._workers
+        except DamagedError as error:
+            self.problem = str(error.of(self._path))
+            return self._workers
+        self.problem = ""
+        if self._damaged:
+            self.problem = f"{self._path} is damaged: lines that are left out: {self._damaged}"
+        if events:
+            workers = self._workers.copy()
+            for event in events:
+                workers.feed(event)
+            self._workers = workers
+        return self._workers
+
+    def _new_events(self, file: IO[bytes]) -> Iterator[Event]:
+        """Yield the events in new whole lines. Raises DamagedError if their words are newer."""
+        file.seek(self._offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            event = self._parse(line)
+            self._offset += len(line)
+            if event:
+                yield event
+
+    def _parse(self, line: bytes) -> Event:
+        """Return the event of a line; {} if that is empty or damaged, which is counted."""
+        if not line.strip():
+            return {}
+        try:
+            event: Event = parse_json(line.decode(errors="replace"), Event)
+        except DamagedError:
+            self._damaged += 1
+            return {}
+        if event.get("version", 0) > VERSION:
+            raise DamagedError(f"{self._path} is of a newer gpujobs: update this one")
+        return event
+
+
+# -- the writer ------------------------------------------------------------------------------------
+class EventQueue:
+    """The events that are not written yet.
+
+    Once many were written, those about one worker wait until its last one is a minute old, and only
+    the last of them is written: the file stays small, and its end is the present state.
+    """
+
+    def __init__(self, most: int = _MOST_LINES) -> None:
+        self._most = most
+        self._count = 0
+        self._waiting: list[Event] = []
+        self._written: dict[tuple[str, str], float] = {}
+        """When the last event about a thing was written."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, event: Event) -> None:
+        """Add an event, which `take` will return."""
+        self._waiting.append(event)
+
+    def take(self, now: float, *, everything: bool = False) -> list[Event]:
+        """Return the events to write at ``now``; ``everything``: also those that would wait."""
+        waiting, self._waiting = self._waiting, []
+        if self._count >= self._most:
+            waiting = list({_subject(event): event for event in waiting}.values())
+        due: list[Event] = []
+        for event in waiting:
+            since = now - self._written.get(_subject(event), -_MINUTE)
+            if everything or self._count < self._most or since >= _MINUTE or "reason" in event:
+                due.append(event)
+                self._written[_subject(event)] = now
+            else:
+                self._waiting.append(event)
+        self._count += len(due)
+        return due
+
+
+def _subject(event: Event) -> tuple[str, str]:
+    """Return the subject of an event: a later one about the same makes it obsolete."""
+    kind = event["event"]
+    if kind in ("connected", "disconnected"):
+        kind = "connection"
+    return kind, event.get("worker", "")

@@ -1,0 +1,302 @@
+"""What the dask scheduler writes, line by line, and the workers that it amounts to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpujobs.clusters.folder import FolderReader
+from gpujobs.clusters.history import Connection, read_history
+from gpujobs.injob.events import (
+    VERSION,
+    DaskWorkers,
+    Event,
+    EventQueue,
+    EventReader,
+    attempts_in,
+    events_file,
+)
+from gpujobs.schedulers import JobId
+
+from ..support.events import write_events
+
+OPENED = Event(event="opened", at=1.0, version=VERSION, address="tls://n1:1", dashboard=8787)
+
+
+def connected(worker: str, at: float = 1.0, **row: Any) -> Event:
+    return Event(event="connected", at=at, worker=worker, row=row)  # type: ignore[typeddict-item]
+
+
+def disconnected(worker: str, at: float = 2.0) -> Event:
+    return Event(event="disconnected", at=at, worker=worker)
+
+
+def fold(*events: Event) -> DaskWorkers:
+    found = DaskWorkers()
+    for event in events:
+        found.feed(event)
+    return found
+
+
+# -- the workers -----------------------------------------------------------------------------------
+def test_workers_are_connected_or_gone() -> None:
+    found = fold(OPENED, connected("a"), connected("b"), disconnected("a", 5.0), disconnected("c"))
+    assert [*found.connected] == ["b"] and found.gone == {"a": 5.0} and found.seen == {"a", "b"}
+    found.feed(connected("a"))
+    assert found.seen == {"a", "b"} == {*found.connected} and not found.gone
+
+
+def test_a_dask_scheduler_that_closes_keeps_its_workers_and_no_address() -> None:
+    found = fold(OPENED, connected("a"))
+    assert (found.address, found.dashboard, found.clients) == ("tls://n1:1", 8787, 0)
+    found.feed(Event(event="closed"))
+    assert (found.address, found.dashboard, [*found.connected]) == (None, None, ["a"])
+
+
+def test_memory_is_of_a_worker_until_it_runs_as_before() -> None:
+    memory = Event(event="over memory", worker="a", restarts=0, limit=9)
+    found = fold({**memory, "paused": 8})
+    assert found.over_memory == {"a": {"restarts": 0, "limit": 9, "paused": 8}}
+    found.feed({**memory, "restarts": 1})
+    assert found.over_memory == {"a": {"restarts": 1, "limit": 9}}
+    found.feed(memory)
+    assert found.over_memory == {}
+
+
+def test_clients_and_the_end_without_work() -> None:
+    client, idle = Event(event="client"), Event(event="idle")
+    found = fold(OPENED, {**client, "clients": 1}, {**idle, "ends_at": 9.0, "by": "idle"})
+    assert (found.clients, found.ends_at, found.ends_by) == (1, 9.0, "idle")
+    for event in (Event(event="client", clients=0), idle, Event(event="later word", worker="a")):
+        found.feed(event)
+    assert (found.clients, found.had_client, found.ends_at, found.ends_by) == (0, True, None, "")
+    found.feed({**idle, "reason": "no tasks"})
+    assert found.idle_reason == "no tasks"
+
+
+WORKERS = st.sampled_from("abc")
+EVENTS = st.one_of(
+    st.builds(connected, WORKERS, st.floats(0, 9), threads=st.integers(1, 4)),
+    st.builds(disconnected, WORKERS, st.floats(0, 9)),
+    st.builds(
+        lambda worker, restarts: Event(
+            event="over memory", worker=worker, restarts=restarts, limit=1
+        ),
+        WORKERS,
+        st.integers(0, 3),
+    ),
+    st.builds(lambda number: Event(event="client", clients=number), st.integers(0, 3)),
+    st.builds(lambda end: Event(event="idle", ends_at=end, by="idle"), st.floats(1, 9)),
+)
+
+
+APPENDS = st.tuples(st.integers(1, 4), st.integers(0, 300), st.integers(0, 20))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(events=st.lists(EVENTS, max_size=20), appends=st.lists(APPENDS, min_size=1, max_size=6))
+def test_lines_that_come_twice_or_torn_or_bit_by_bit_give_the_same_workers(
+    tmp_path_factory: pytest.TempPathFactory,
+    events: list[Event],
+    appends: list[tuple[int, int, int]],
+) -> None:
+    """A full disk tears an append, which is written again; a reader may look at any moment.
+
+    ``appends``: events, written bytes of a try before, and bytes that a stale cache does not show.
+    """
+    path = tmp_path_factory.mktemp("folder") / events_file(1)
+    reader, text, left = EventReader(path), b"", [OPENED, *events]
+    for size, cut, hidden in itertools.cycle(appends):
+        if not left:
+            break
+        batch = "".join(("\n", *(f"{json.dumps(event)}\n" for event in left[:size]))).encode()
+        if torn := batch[: min(cut, len(batch) - 1)]:
+            text += torn
+            path.write_bytes(text[: len(text) - hidden])
+            reader.read()
+        text += batch
+        left = left[size:]
+        path.write_bytes(text)
+        reader.read()
+    assert reader.read() == fold(OPENED, *events) == EventReader(path).read()
+
+
+# -- the reader ------------------------------------------------------------------------------------
+def test_readers_get_the_same_value_until_something_is_new(tmp_path: Path) -> None:
+    reader = EventReader(tmp_path / events_file(1))
+    assert reader.read() == DaskWorkers() and not reader.problem
+    write_events(tmp_path, OPENED, connected("a"))
+    first = reader.read()
+    assert reader.read() is first and [*first.connected] == ["a"]
+    write_events(tmp_path, connected("b"))
+    assert [*reader.read().connected] == ["a", "b"] and [*first.connected] == ["a"]
+
+
+def test_a_file_that_is_shorter_than_before_says_nothing_new(tmp_path: Path) -> None:
+    path = tmp_path / events_file(1)
+    write_events(tmp_path, OPENED, connected("a"), disconnected("a"))
+    reader, whole = EventReader(path), path.read_bytes()
+    reader.read()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert reader.read().gone and not reader.problem
+    path.write_bytes(whole)
+    write_events(tmp_path, connected("b"))
+    assert [*reader.read().connected] == ["b"] and not reader.problem
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_events(tmp_path, OPENED, connected("a"))
+    with (tmp_path / events_file(1)).open("a") as file:
+        file.write('{"event": "connected", "worker": 3}\n{"event": "conn')
+    write_events(tmp_path, connected("b"))
+    reader = EventReader(tmp_path / events_file(1))
+    for _ in range(2):
+        assert [*reader.read().connected] == ["a", "b"]
+        assert reader.problem.endswith("is damaged: lines that are left out: 2")
+    assert any(
+        "lines that are left out: 2" in note for note in FolderReader(tmp_path).read().damaged
+    )
+
+
+def test_words_of_a_newer_gpujobs_are_refused(tmp_path: Path) -> None:
+    write_events(tmp_path, {**OPENED, "version": VERSION + 1}, connected("a"))
+    reader = EventReader(tmp_path / events_file(1))
+    for _ in range(2):
+        assert reader.read() == DaskWorkers()
+        assert reader.problem.endswith("is of a newer gpujobs: update this one")
+
+
+def test_the_last_attempt_is_the_one_that_counts(tmp_path: Path) -> None:
+    names = ("head-2", "workers-1.jsonl", "workers-10.jsonl", "head-0", "head-x", "workers-1")
+    assert attempts_in(names) == [1, 2, 10]
+    write_events(tmp_path, OPENED, connected("a"))
+    reader = FolderReader(tmp_path)
+    assert reader.read().address == "tls://n1:1"
+    (tmp_path / "head-2").mkdir()
+    (tmp_path / "head-2" / "owner").write_text('{"job": 3}')
+    found = reader.read()
+    assert (found.head, found.address, found.seen) == (3, None, frozenset())
+
+
+def test_the_history_is_of_all_attempts(tmp_path: Path) -> None:
+    gpu = {"uuid": "GPU-0", "others": [{"uuid": "GPU-1"}]}
+    write_events(tmp_path, OPENED, connected("a", 1.0, gpu=gpu), disconnected("a", 3.0))
+    write_events(tmp_path, OPENED, connected("b", 5.0), Event(event="client", clients=1), attempt=2)
+    assert set(read_history(tmp_path).connections) == {
+        Connection("a", 1.0, 3.0, ("GPU-0", "GPU-1")),
+        Connection("b", 5.0),
+    }
+
+
+def test_a_look_at_thousands_of_workers_reads_only_what_is_new(tmp_path: Path) -> None:
+    row = {"address": "tls://10.0.0.1:1", "threads": 1, "gpu": {"uuid": "GPU-0"}, "memory": 2**30}
+    write_events(tmp_path, OPENED, *(connected(f"p-{n}", **row) for n in range(4000)))
+    reader = EventReader(tmp_path / events_file(1))
+    began = time.process_time()
+    assert len(reader.read().connected) == 4000
+    whole, began = time.process_time() - began, time.process_time()
+    for _ in range(100):
+        reader.read()
+    assert (time.process_time() - began) / 100 < whole / 20
+
+
+# -- the files of running jobs, which their workers have told ----------------------------------------
+RUN = {"job": 0, "id": "7[0]", "node": "n2", "started": 5.0}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    """The folder of a cluster whose jobs 0 and 1 run; the worker of the first is connected."""
+    for name in ("head-1", "jobs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "head-1" / "owner").write_text('{"job": 1}')
+    (tmp_path / "head-1" / "heartbeat").write_text("1.0")
+    for job in (0, 1):
+        (tmp_path / f"jobs/{job}.claim").write_text(f"7[{job}]\n")
+        (tmp_path / f"jobs/{job}.started").write_text('{"node": "n2", "started": 5}')
+    write_events(tmp_path, OPENED, connected("a", run=RUN))
+    return tmp_path
+
+
+def opened_by(read: Callable[[], object], folder: Path) -> list[str]:
+    """Return the names of the files in a folder that a function opens."""
+    found: list[str] = []
+    watching = [True]
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if watching and event == "open" and str(arguments[0]).startswith(f"{folder}/"):
+            found.append(str(arguments[0])[len(f"{folder}/") :])
+
+    sys.addaudithook(hook)
+    read()
+    watching.clear()
+    return sorted(found)
+
+
+def test_a_running_job_costs_a_reader_nothing(running: Path) -> None:
+    always = ["head-1/owner", "jobs/1.claim", "jobs/1.started", "workers-1.jsonl"]
+    assert opened_by(FolderReader(running).read, running) == always
+    found = FolderReader(running).read()
+    assert found.nodes == {0: "n2", 1: "n2"} and found.began == {0: 5.0, 1: 5.0}
+    assert found.claims == {0: JobId("7", 0), 1: JobId("7", 1)}
+    assert found.alive[0] == found.alive[1] == (running / "head-1/heartbeat").stat().st_mtime
+
+
+@pytest.mark.parametrize("how", ["silent", "ended", "left", "gone"])
+def test_files_of_a_job_are_read_when_its_workers_prove_nothing(running: Path, how: str) -> None:
+    (running / "jobs/0.claim").write_text("8[0]\n")  # it starts again
+    if how == "silent":
+        os.utime(running / "head-1/heartbeat", (1.0, 1.0))
+    elif how == "ended":
+        (running / "ended").write_text('{"kind": "done", "exit_code": 0}')
+    elif how == "left":
+        (running / "jobs/0.json").write_text('{"exit_code": 1}')
+    else:
+        write_events(running, disconnected("a"))
+    assert FolderReader(running).read().claims[0] == JobId("8", 0)
+
+
+@pytest.mark.parametrize("text", ["-1", "--me", "7 8", "$(id)", "7;rm"])
+def test_a_worker_cannot_smuggle_an_option_into_the_ids(running: Path, text: str) -> None:
+    write_events(running, connected("a", run={**RUN, "id": text}))
+    found = FolderReader(running).read()
+    assert 0 not in found.claims and "jobs/0.claim is damaged" in found.damaged[0]
+
+
+# -- the writer ------------------------------------------------------------------------------------
+def test_a_worker_that_restarts_again_and_again_writes_once_a_minute_in_the_end() -> None:
+    queue, written = EventQueue(most=10), []
+    for second in range(600):
+        for event in (connected("a", float(second)), disconnected("a", second + 0.5)):
+            queue.add(event)
+        if second == 300:
+            queue.add(connected("b"))
+        written += queue.take(float(second))
+    assert written[:10] == [
+        event
+        for second in range(5)
+        for event in (connected("a", float(second)), disconnected("a", second + 0.5))
+    ]
+    assert connected("b") in written  # another one need not wait
+    assert 18 <= len(written) <= 22 and queue
+    assert queue.take(600.0, everything=True) == [disconnected("a", 599.5)] and not queue
+    assert fold(*written).gone and "b" in fold(*written).connected
+
+
+def test_why_the_cluster_ends_never_waits() -> None:
+    queue, end = EventQueue(most=0), Event(event="idle", reason="no tasks")
+    for event in (Event(event="idle", ends_at=1.0), Event(event="idle", ends_at=2.0), end):
+        queue.add(event)
+        queue.take(5.0)
+    queue.add(end)
+    assert queue.take(5.0) == [end]
