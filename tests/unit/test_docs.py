@@ -19,6 +19,8 @@ from gpujobs.clusters.report import job_json
 from gpujobs.config import profile as profile_models
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.sitefiles import load_site
+from gpujobs.injob import names
+from gpujobs.injob.folder import SHAPES
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobState, JobStatus
 
@@ -242,6 +244,31 @@ def test_equivalents_are_keys_of_a_profile() -> None:
     keys = [key for cell in last for key in re.findall(r"`([a-z_.]+)[:`]", cell)]
     assert len(keys) > 10
     assert set(keys) <= set(key_names(profile_models.Profile))
+
+
+@each("page", ("how-it-works.md", "in-a-job.md"))
+def test_the_modules_of_a_page_exist_and_have_the_names_that_it_says(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    for path in set(re.findall(r"`(?:gpujobs/)?([a-z]+/\w+\.py)`", text)):
+        assert (ROOT / "gpujobs" / path).is_file(), path
+    for name, path in re.findall(r"`(\w+)(?:\(\))?` (?:in|of)\s+`([a-z]+/\w+\.py)`", text):
+        code = (ROOT / "gpujobs" / path).read_text()
+        assert re.search(rf"^ *(?:def |class )?{name}\b", code, re.M), (name, path)
+
+
+def test_in_a_job_lists_every_file_of_the_clusters_folder() -> None:
+    script = (ROOT / "templates" / "body.sh.j2").read_text()
+    code = "".join(path.read_text() for path in (ROOT / "gpujobs").glob("*/*.py"))
+    of_jobs = re.findall(r"jobs/\$GPUJOBS_JOB\.([a-z]+)\b(?!-)", script)
+    of_jobs += re.findall(r'job_file\([\w.]+, "([a-z]+)"\)', code)
+    files = {name.replace("head-*", "head-A").replace("*", "N") for name in SHAPES}
+    files |= {f"jobs/N.{ending}" for ending in of_jobs} - {"jobs/N.launch"}
+    files |= {names.ARCHIVE, names.JUDGE, names.RECORD, names.CERTIFICATE, names.KEY, "lease"}
+    text = (ROOT / "docs" / "in-a-job.md").read_text()
+    table = text.partition("## The cluster's folder\n")[2].partition("\n#")[0]
+    first = "".join(re.findall(r"^(\| `.+?) \|", table, re.M))
+    assert len(of_jobs) > 8
+    assert sorted(files - {"head/owner"} - set(re.findall(r"`([^`]+)`", first))) == []
 
 
 def rooms(package: Path) -> set[str]:
