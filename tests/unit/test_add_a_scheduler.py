@@ -15,11 +15,7 @@ PAGE = (ROOT / "docs" / "add-a-scheduler.md").read_text()
 INTERNAL = {"on_this_machine", "cluster"}
 QUOTED = "\n".join(
     (ROOT / path).read_text()
-    for path in (
-        "gpujobs/schedulers/sge.py",
-        "gpujobs/schedulers/sge.py",
-        "tests/fakes/demo/demo_batch.py",
-    )
+    for path in ("gpujobs/schedulers/sge.py", "tests/fakes/demo/demo_batch.py")
 )
 
 
