@@ -17,7 +17,10 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
+from .drain import offer_drain
+from .drains import install_drain
 from .folder import (
+    DRAINS,
     EVENTS,
     IDLE,
     TRANSFERS,
@@ -187,6 +190,7 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         server.startup_information["gpujobs"] = lambda _: gpu
         _bind(server)
         count_transfers(server)
+        offer_drain(server, os.environ)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         rules = parse_rules(os.environ.get(END_AFTER, ""))
@@ -272,6 +276,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._scheduler.add_plugin(self, name=_NAME)
         recorder = TransferRecorder(self._scheduler, str(self._folder.path))
         self._scheduler.add_plugin(recorder, name=f"{_NAME}-transfers")
+        drains = AppendedLines(self._folder, DRAINS)
+        install_drain(self._scheduler, drains, in_owner=self._in_owner)
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))
