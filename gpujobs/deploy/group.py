@@ -57,6 +57,8 @@ class PoolJob:
     idle_since: float | None = None
     leaving: bool = False
     """Its walltime is nearly over; it no longer counts towards the target."""
+    drained: bool = False
+    """All of its workers leave, as its rest is too short for a task: nor does it count then."""
     requeued: bool = False
     """The batch scheduler has requeued it at some time."""
     restarting: bool = False
@@ -162,6 +164,10 @@ class PoolJobs:
         self.past: deque[JobReport] = deque(maxlen=200)
         self.longest_wait = 0.0
         """Seconds that a job has waited in the queue before it ran; the longest so far."""
+        self.drained: frozenset[str] = frozenset()
+        """Names of the workers that leave."""
+        self.task_time = 0.0
+        """Seconds of the longest task that may start: so long before its end a worker leaves."""
         self._walltimes = walltimes
         self._waits = {group: deque[float](maxlen=RECENT) for group in walltimes}
         """Seconds that the last started jobs of each group have waited."""
@@ -204,6 +210,7 @@ class PoolJobs:
                 head = job.head or known.report.head
                 changed |= known.update(replace(job, head=head), now)
                 self._note_wait(known, now)
+                known.drained = _is_drained(known.report, self.drained)
         self._note_leaving(now)
         return changed
 
@@ -237,19 +244,20 @@ class PoolJobs:
         """Return how many seconds before a job of a group must leave its successor is submitted.
 
         As long as the last jobs have waited in the queue, or those wait that are in it, and the
-        start of the workers; so that these can take over the data.
+        start of the workers; so that these can take over the data. And as long before as workers
+        leave for the sake of their tasks.
         """
         walltime = self._walltimes[group] or 0
         waits = [job.waited(now) for job in self.counting(group) if job.report.phase.waits]
         wait = max([*self._waits[group], *waits], default=0.0)
         longest = LONGEST_LEAD * _working_time(walltime)
-        return min(longest, wait + min(START_UP, walltime / 4))
+        return min(longest, wait + min(START_UP, walltime / 4) + self.task_time)
 
     # -- query -------------------------------------------------------------------------------------
     def counting(self, group: str | None = None) -> list[PoolJob]:
         """Return the jobs that count towards the target of a group; None: of all groups."""
-        found = [job for job in self.active.values() if job.report.workers and not job.leaving]
-        return [job for job in found if group in (None, job.report.group)]
+        active = [job for job in self.active.values() if group in (None, job.report.group)]
+        return [job for job in active if job.report.workers and not (job.leaving or job.drained)]
 
     def numbers(self, *, counting: bool = False) -> Counter[str]:
         """Return how many jobs with workers each group has; or only those that count."""
@@ -281,9 +289,12 @@ class PoolJobs:
         return next((f"; the last job that failed: {reason}" for reason in failed), "")
 
     def devices(self, but: str | None = None) -> set[str]:
-        """Return the GPUs of this machine that jobs use, ``but`` not those of that group."""
-        jobs = (job for job in self.active.values() if job.report.group != but)
-        return {device for job in jobs for device in job.devices}
+        """Return the GPUs of this machine that jobs use, ``but`` not those of that group.
+
+        Jobs that were released use theirs until they have ended.
+        """
+        jobs = (*self.active.values(), *self.released.values())
+        return {device for job in jobs if job.report.group != but for device in job.devices}
 
     def reports(self) -> list[JobReport]:
         """Return the active jobs, then the past ones, newest first."""
@@ -303,6 +314,11 @@ class PoolJobs:
         fresh = replace(fresh, head=fresh.head or known.head)
         job = self.active.get(known.number)
         return job.judged(fresh) if job else fresh
+
+
+def _is_drained(job: JobReport, drained: frozenset[str]) -> bool:
+    """Return whether all workers of a job leave that are connected."""
+    return bool(job.connected) and drained.issuperset(job.connected) and not job.head
 
 
 def _working_time(walltime: int) -> int:
@@ -510,7 +526,7 @@ def count_ends(
         if group and job.steady(now) and not job.counted:
             group.succeeded()
         job.counted = job.counted or job.steady(now)
-    failed = Counter(job.report.group for job in ended if not job.steady(now))
+    failed = Counter(job.report.group for job in ended if not (job.steady(now) or job.drained))
     for name, number in failed.items():
         if name in groups:
             groups[name].failed(number)

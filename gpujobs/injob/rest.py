@@ -154,7 +154,7 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
 
     def _may_leave(self, state: WorkerState) -> bool:
         """Return whether a worker may leave: without any, dask may fail the tasks that wait."""
-        return self._scheduler.no_workers_timeout is None or self._scheduler.running != {state}
+        return self._scheduler.no_workers_timeout is None or bool(self._scheduler.running - {state})
 
     def _duration(self, prefix: TaskPrefix) -> float:
         """Return how many seconds the longest task of a prefix takes; 0 if that is unknown."""

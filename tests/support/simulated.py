@@ -473,6 +473,9 @@ class SimulatedDask:
     async def load(self) -> dict[str, int]:
         return dict.fromkeys(self.slurm.busy, 1)
 
+    async def drained(self) -> tuple[frozenset[str], float]:
+        return frozenset(), 0.0
+
     async def give_up(self, error: Exception | None) -> None:
         self.given_up = error
 

@@ -282,7 +282,9 @@ def test_a_worker_of_another_run_of_the_job_comes_back_as_usual(tmp_path: Path) 
             await it.left("name")
             again = await it.start_worker("name", began=2.0)
             assert it.drain.leaving() == []
-            assert it.scheduler.workers[again.address] in it.scheduler.running
+            state = it.scheduler.workers[again.address]
+            await it.until(lambda: state in it.scheduler.running, "the worker")
+            assert it.drain.leaving() == []
 
     run(story)
 

@@ -81,6 +81,7 @@ def test_new_tasks_do_not_start_where_they_would_not_end(tmp_path: Path) -> None
             assert it.told == []
             assert (await it.call(DRAINED))["names"] == []
             it.rest._lives[it.state("late").address].ends -= 40
+            it.rest.look()
             with dask.annotate(task_time="30s"):
                 again = it.client.map(work, range(4, 9), folder=str(tmp_path), seconds=0.1)
             await it.client.gather(again)
