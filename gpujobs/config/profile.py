@@ -373,6 +373,9 @@ class Group(model.Model):
     walltime: int | None = model.optional(
         model.DURATION, "e.g. 2h or 02:00:00; default: the site's"
     )
+    task_time: int | None = model.optional(
+        model.DURATION, "the longest task: no worker starts one that its job would cut off"
+    )
     start_workers: int | None = model.optional(
         model.AMOUNT, "number of workers to wait for before run starts"
     )

@@ -18,8 +18,8 @@ from ..clusters.scale import jobs_to_release
 from ..errors import JobFailedError
 from ..injob.names import group_prefix
 from ..planning import workeroptions
+from ..planning.lifetime import warning
 from ..planning.plan import JobGroup
-from ..planning.render import warning
 from ..schedulers import JobId
 from ..text import quoted
 

@@ -22,6 +22,9 @@ DIRECTORY = "temporary-directory"
 LIFE = "GPUJOBS_LIFE"
 """Variable of a job's workers: ``STARTED ENDS TASK_TIME``, see `life_variable`."""
 
+MARGIN = 5.0
+"""Seconds between the end of the longest task and that of the job, besides those for the data."""
+
 
 def life_variable(started: float, ends: float, task_time: float = 0.0) -> str:
     """Return `LIFE`: when the job started and must have left, seconds since the epoch of its node.

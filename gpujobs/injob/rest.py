@@ -14,13 +14,12 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import TaskPrefix, WorkerState, heartbeat_interval
 
+from .configuration import MARGIN
 from .drain import INFORMATION, Drain, Key, life_key
 from .names import DRAINED
 
 NAME = "gpujobs-rest"
 """Of the dask scheduler's plugin."""
-MARGIN = 5.0
-"""Seconds between the end of the longest task and that of the job, besides those for the data."""
 INTERVAL = 1.0
 """Seconds between two looks at all workers."""
 WALLTIME = "the walltime"

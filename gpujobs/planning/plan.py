@@ -26,7 +26,7 @@ from .bash import Diagnostics, expand_directory
 from .containers import PYTHON, Container, Staging, choose_staging, plan_container
 from .directives import DirectiveWriter, request_texts
 from .layouts import Layout, layout_of
-from .lifetime import Lifetime, plan_lifetime
+from .lifetime import Lifetime, check_task_time, plan_lifetime
 from .limits import QueuedJobs
 from .queues import QueueChooser, report_same_requests
 from .shape import (
@@ -133,9 +133,10 @@ class GroupPlanner:
         gpu_memory = self.site.queues[key].gpu_memory or of_machine
         workeroptions.check(self.diagnostics, shape, gpu_memory)
         keys = chooser.equal_queues(key, shape, gpus, cpu_workers)
-        return self._jobs(
-            name, key, shape, queues=[*dict.fromkeys(map(self.site.queue_name, keys))]
-        )
+        names = [*dict.fromkeys(map(self.site.queue_name, keys))]
+        group = self._jobs(name, key, shape, queues=names)
+        check_task_time(self.diagnostics, group.walltime)
+        return group
 
     def plan_head(self, key: str, shape: JobShape) -> JobGroup:
         """Return the head's own job, of this ``shape`` in the queue ``key``."""
