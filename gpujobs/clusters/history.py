@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..injob.folder import (
+    DRAINS,
     EVENTS,
     TRANSFERS,
     DamagedError,
+    Drained,
     Event,
     Folder,
     Transfers,
@@ -38,7 +40,7 @@ _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
 
-Line = TypeVar("Line", Event, Transfers, UsageLine)
+Line = TypeVar("Line", Drained, Event, Transfers, UsageLine)
 
 logger = logging.getLogger("gpujobs")
 
@@ -118,6 +120,8 @@ class History:
     hosts: tuple[HostSamples, ...] = ()
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why the GPUs of a job were not sampled."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """Why workers have left, by name."""
     transfers: Mapping[str, tuple[Received, ...]] | None = None
     """By the name of the worker, oldest first; None if transfers were not recorded."""
 
@@ -147,9 +151,21 @@ def read_history(path: Path) -> History:
             problems[job] = clean(errors[-1])
     events = list(_lines(path / EVENTS, Event))
     received = transfers(_lines(path / TRANSFERS, Transfers))
+    drains = list(_lines(path / DRAINS, Drained))
     return History(
-        started, ended, tuple(connections(events)), tuple(gpus), tuple(hosts), problems, received
+        started,
+        ended,
+        connections=tuple(connections(events)),
+        gpus=tuple(gpus),
+        hosts=tuple(hosts),
+        problems=problems,
+        left={one.get("worker", ""): one.get("why", "") for one in drains if _has_left(one)},
+        transfers=received,
     )
+
+
+def _has_left(line: Drained) -> bool:
+    return line.get("event") == "left"
 
 
 def connections(events: Iterable[Event]) -> Iterator[Connection]:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
+from ..injob.configuration import WALLTIME
 from ..injob.names import is_slice
 from .history import Connection, GpuSamples, History, HostSamples, Received, Sample
 from .report import ClusterReport, JobPhase, JobReport
@@ -48,6 +49,14 @@ class JobUsage:
     replaced_by: int | None = None
     hosts: tuple[HostSamples, ...] = ()
     """By node."""
+    drained: bool = False
+    """Whether all its workers left before its walltime, when no task would have ended."""
+
+    @property
+    def saved_seconds(self) -> float:
+        """GPU seconds of its walltime that were not used, as its workers left early."""
+        early = self.drained and self.ended is not None
+        return self.gpus * max(0.0, self.walltime - self.seconds) if early else 0.0
 
     @property
     def seconds(self) -> float:
@@ -142,6 +151,16 @@ class UsageReport:
             name: _gpu_hours([job for job in self.jobs if job.report.group == name])
             for name in names
         }
+
+    @property
+    def drained(self) -> list[JobUsage]:
+        """The jobs whose workers left before their walltime."""
+        return [job for job in self.jobs if job.drained]
+
+    @property
+    def saved_hours(self) -> float:
+        """GPU hours of walltimes that were not used, as workers left early."""
+        return sum(job.saved_seconds for job in self.jobs) / HOUR
 
     @property
     def charges(self) -> dict[str, float]:
@@ -315,7 +334,8 @@ def make_usage(cluster: ClusterReport, history: History, now: float) -> UsageRep
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
-    problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.bad_nodes]
+    problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.folder.lost_tasks]
+    problems += cluster.bad_nodes
     return UsageReport(cluster, tuple(_with_replacements(cluster, jobs)), now, tuple(problems))
 
 
@@ -347,6 +367,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         gpu_samples=tuple(_during(gpu, start, until) for gpu in gpus),
         transfers=_transfers_within(history.transfers, within),
         hosts=tuple(_during(one, start, until) for one in history.hosts if one.job == number),
+        drained=bool(names) and all(history.left.get(name) == WALLTIME for name in names),
     )
 
 
@@ -435,7 +456,7 @@ def _lost(cluster: ClusterReport, jobs: Iterable[JobUsage]) -> Iterable[JobUsage
     end = cluster.folder.end_time(math.inf)
     for job in jobs:
         by_itself = job.ended is not None and job.report.number not in cluster.record.removed
-        if by_itself and job.until < end:
+        if by_itself and job.until < end and not job.drained:
             yield job
 
 

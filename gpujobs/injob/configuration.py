@@ -22,6 +22,8 @@ DIRECTORY = "temporary-directory"
 LIFE = "GPUJOBS_LIFE"
 """Variable of a job's workers: ``STARTED ENDS TASK_TIME``, see `life_variable`."""
 
+WALLTIME = "the walltime"
+"""Why workers leave whose job has no time for another task."""
 MARGIN = 5.0
 """Seconds between the end of the longest task and that of the job, besides those for the data."""
 

@@ -195,7 +195,8 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         if leaving is None:
             return
         seconds = round(time.monotonic() - leaving.since, 1)
-        self._note(str(leaving.state.name), "left", seconds=seconds, lost=leaving.running)
+        details = {"why": leaving.why, "seconds": seconds, "lost": leaving.running}
+        self._note(str(leaving.state.name), "left", **details)
         for prefix, ran in leaving.running.items():
             lost = f"{prefix} had run for {ran:.0f} s"
             self._tell(f"{leaving.state.name} left ({leaving.why}) with a task: {lost}")

@@ -38,6 +38,8 @@ EVENTS = "events.jsonl"
 """File of the dask scheduler: a line for each worker that connects or disconnects."""
 DRAINS = "drains.jsonl"
 """File of the dask scheduler: a line for each worker that begins to leave, stays, or has left."""
+LOST_TASKS = "lost-tasks"
+"""File of the dask scheduler: tasks that the end of their job has cut off, by prefix."""
 TRANSFERS = "transfers.jsonl"
 """File of the dask scheduler: samples of the bytes that each worker has received from workers."""
 SCRIPT_ENDED = "script-ended"
@@ -344,6 +346,25 @@ class Event(TypedDict, total=False):
     gpus: list[str]
 
 
+class Drained(TypedDict, total=False):
+    """A line of `drains.jsonl`."""
+
+    time: float
+    event: str
+    worker: str
+    why: str
+    seconds: float
+    lost: dict[str, float]
+
+
+class LostTasks(TypedDict):
+    """The tasks of a prefix in `lost-tasks`."""
+
+    number: int
+    seconds: float
+    """For which the longest had run."""
+
+
 class Transfers(TypedDict, total=False):
     """A line of `transfers.jsonl`; the first one has no worker."""
 
@@ -387,6 +408,7 @@ SHAPES: dict[str, Any] = {
     "scheduler.json": _shape(address=str, services=_shape(dashboard=int)),
     "ended": _shape(kind=str, exit_code=int, reason=str, job=int, time=float),
     TRANSPORT: _CHOICE,
+    LOST_TASKS: dict[str, LostTasks],
     VERDICT: _VERDICT,
     "head/owner": _shape(job=int, node=str),
     "attempt": _shape(attempt=int),

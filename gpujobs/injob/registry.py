@@ -277,7 +277,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         recorder = TransferRecorder(self._scheduler, str(self._folder.path))
         self._scheduler.add_plugin(recorder, name=f"{_NAME}-transfers")
         drains = AppendedLines(self._folder, DRAINS)
-        install_drain(self._scheduler, drains, in_owner=self._in_owner)
+        install_drain(self._scheduler, self._folder, drains, in_owner=self._in_owner)
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))

@@ -14,7 +14,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import TaskPrefix, WorkerState, heartbeat_interval
 
-from .configuration import MARGIN
+from .configuration import MARGIN, WALLTIME
 from .drain import INFORMATION, Drain, Key, life_key
 from .names import DRAINED
 
@@ -22,8 +22,6 @@ NAME = "gpujobs-rest"
 """Of the dask scheduler's plugin."""
 INTERVAL = 1.0
 """Seconds between two looks at all workers."""
-WALLTIME = "the walltime"
-"""Why these workers leave."""
 _UNDONE = ("waiting", "queued", "no-worker", "processing")
 """States of tasks that run, or will."""
 _ANNOTATION = "task_time"

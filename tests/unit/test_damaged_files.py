@@ -83,6 +83,7 @@ FILES: dict[str, Any] = {
     "after": {"cluster": "svd-7f3a", "folder": "/nosuch/svd-7f3a", "any_end": False},
     "attempt": {"attempt": 1},
     "idle": {"reason": "no tasks"},
+    "lost-tasks": {"work": {"number": 1, "seconds": 3.5}},
     "rank-error": {"exit_code": 1, "reason": "rank 3"},
     "jobs/0.started": {"node": "vm", "started": 1795421662.0, "pid": 29963, "job_id": "7"},
     "jobs/1.started": {"node": "vm", "started": 1795421662.0, "pid": 29964, "job_id": "7"},
@@ -95,6 +96,17 @@ LINES: dict[str, list[Any]] = {
     "events.jsonl": [
         {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-0", "gpus": ["GPU-0"]},
         {"time": 1795421690.25, "event": "disconnected", "worker": "p-2cab-1"},
+    ],
+    "drains.jsonl": [
+        {"time": 1795421680.25, "event": "draining", "worker": "p-2cab-1", "why": "the walltime"},
+        {
+            "time": 1795421690.25,
+            "event": "left",
+            "worker": "p-2cab-1",
+            "why": "the walltime",
+            "seconds": 10.0,
+            "lost": {"work": 3.5},
+        },
     ],
     "transfers.jsonl": [
         {"time": 1795421673.5, "received": {}},

@@ -13,9 +13,8 @@ pytest.importorskip("distributed")
 import dask
 
 from gpujobs.injob import rest as module
-from gpujobs.injob.configuration import MARGIN
+from gpujobs.injob.configuration import MARGIN, WALLTIME
 from gpujobs.injob.names import DRAINED
-from gpujobs.injob.rest import WALLTIME
 
 from ..support.draining import Drained, drained, run, work
 
