@@ -9,6 +9,8 @@ documentation names for walltimes: ``--lifetime`` with a stagger, and `adapt`. P
 - ``lost``: seconds of work that were computed again;
 - ``idle``: seconds between the end of the last task of a worker and the end of the worker, of those
   that ended before the program: the median and the most;
+- ``workers``: seconds for which workers were connected, in all; those of successors, too, that
+  overlap with the jobs before them;
 - ``seconds``: of the program.
 
 ``--tasks``, ``--task-seconds`` and ``--minutes`` change the sizes.
@@ -106,12 +108,14 @@ class Watch(threading.Thread):
         super().__init__(daemon=True)
         self.cluster = cluster
         self.last: dict[str, float] = {}
+        self.first: dict[str, float] = {}
         self.stopped = False
 
     def run(self) -> None:
         while not self.stopped:
             workers = list(self.cluster.scheduler.workers.values())
             self.last.update({str(state.name): time.time() for state in workers})
+            self.first = {**self.last, **self.first}
             time.sleep(0.2)
 
 
@@ -128,7 +132,9 @@ def measure(way: str, folder: Path, arguments: argparse.Namespace) -> dict[str, 
         right = client.gather(futures) == [number**2 for number in range(arguments.tasks)]
         done = time.time()
         watch.stopped = True
-    return {**figures(path, watch.last, done), "right": right, "seconds": round(done - began)}
+    connected = sum(at - watch.first[name] for name, at in watch.last.items())
+    found = {**figures(path, watch.last, done), "right": right}
+    return {**found, "workers": round(connected), "seconds": round(done - began)}
 
 
 def figures(path: Path, last: dict[str, float], done: float) -> dict[str, Any]:

@@ -93,7 +93,12 @@ class PoolJob:
     def _requeue(self, now: float) -> None:
         self.requeued, self.queued = True, now
         self.running_since = self.connected_since = None
-        self.leaving = False
+        self.leaving = self.drained = False
+
+    def note_drained(self, names: frozenset[str]) -> None:
+        """Note whether its workers, of ``names``, leave; when none is connected, they have left."""
+        if self.report.connected:
+            self.drained = names.issuperset(self.report.connected) and not self.report.head
 
     def _update_restart(self, now: float) -> None:
         """End the excuse for missing workers in time: they may have come and gone unseen."""
@@ -210,7 +215,7 @@ class PoolJobs:
                 head = job.head or known.report.head
                 changed |= known.update(replace(job, head=head), now)
                 self._note_wait(known, now)
-                known.drained = _is_drained(known.report, self.drained)
+                known.note_drained(self.drained)
         self._note_leaving(now)
         return changed
 
@@ -314,11 +319,6 @@ class PoolJobs:
         fresh = replace(fresh, head=fresh.head or known.head)
         job = self.active.get(known.number)
         return job.judged(fresh) if job else fresh
-
-
-def _is_drained(job: JobReport, drained: frozenset[str]) -> bool:
-    """Return whether all workers of a job leave that are connected."""
-    return bool(job.connected) and drained.issuperset(job.connected) and not job.head
 
 
 def _working_time(walltime: int) -> int:

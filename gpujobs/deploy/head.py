@@ -329,6 +329,8 @@ class DaskControl:
 
         Tasks may take as long as the jobs of the workers have.
         """
+        if self._cluster.status != Status.running:
+            return
         drain = getattr(self._cluster.scheduler_comm, DRAIN)
         with contextlib.suppress(Exception):  # the cluster ends: its workers need not transfer data
             await drain(names=names, why="scale")
@@ -342,13 +344,18 @@ class DaskControl:
         """Names of the workers; none if the connection to the dask scheduler is lost."""
         return self.connected or frozenset()
 
-    async def drained(self) -> tuple[frozenset[str], float]:
-        """Return the names of the workers that leave, and the seconds of the longest task."""
+    async def drained(self) -> tuple[frozenset[str], float] | None:
+        """Return the names of the workers that leave, and the seconds of the longest task.
+
+        None if the dask scheduler does not answer.
+        """
+        if self.connected is None:
+            return None
         with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, DRAINED)
             found = await asyncio.wait_for(call(), QUERY_TIMEOUT)
             return frozenset(found["names"]), found["task_time"]
-        return frozenset(), 0.0
+        return None
 
     async def close_clients(self) -> None:
         """Close the clients of the cluster here; dask logs what they send to a closed scheduler.

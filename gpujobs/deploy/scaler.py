@@ -338,7 +338,8 @@ class Scaler:
         pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.halts()
         if end := self.dask.end_of_scheduler():
             pool.end(*end)
-        pool.jobs.drained, pool.jobs.task_time = await self.dask.drained()
+        if found := await self.dask.drained():
+            pool.jobs.drained, pool.jobs.task_time = found
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.phase is JobPhase.FAILED else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")

@@ -257,7 +257,9 @@ class Job:
         if not self.options.workers:
             return
         # Workers beside `run` end with it: they do its last tasks near the walltime.
-        environ = {**self.environ, **life(self.options, self.walltime, endless=self.is_head)}
+        environ = self.environ
+        if self.options.node is None or LIFE not in environ:  # else the job has set it
+            environ = {**environ, **life(self.options, self.walltime, endless=self.is_head)}
         try:
             if self.options.ranks:  # each node, or rank, takes its GPUs by itself
                 self.worker_processes = start_launcher(self.options, environ)

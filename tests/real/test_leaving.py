@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,10 +30,15 @@ RMM = NVML.parent / "rmm"
 @pytest.fixture
 def local(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Return a function that makes a cluster of this machine, whose GPUs are fakes."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (NVML, RMM))))
-    monkeypatch.setenv("DASK_CUDA_TEST_SINGLE_GPU", "1")
-    monkeypatch.setenv("FAKE_NVML_GPUS", "4")
+    environ = {"HOME": str(home), "DASK_CUDA_TEST_SINGLE_GPU": "1", "FAKE_NVML_GPUS": "4"}
+    environ["PYTHONPATH"] = os.pathsep.join(map(str, (NVML, RMM)))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.chdir(home)
+    for folder in (RMM, NVML):
+        monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     made: list[Any] = []
 
     def cluster(**keywords: Any) -> Any:
