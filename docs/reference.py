@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -21,8 +22,8 @@ from gpujobs.cli.main import main
 from gpujobs.config.model import json_schema
 from gpujobs.config.profile import Profile
 from gpujobs.config.site import Site
-from gpujobs.config.sitefiles import data_folder
-from gpujobs.doctor.checks import evidence_path, read_evidence
+from gpujobs.config.sitefiles import data_folder, load_site
+from gpujobs.doctor.checks import evidence_path, not_verified, read_evidence
 from gpujobs.schedulers import get_scheduler
 from gpujobs.schedulers.base import Scheduler
 
@@ -201,7 +202,32 @@ def _autodoc(directive: str, name: str, heading: str, options: tuple[str, ...] =
     return "\n".join([heading, "", "```{eval-rst}", *lines, "```"])
 
 
-# -- verified sites --------------------------------------------------------------------------------
+# -- included sites --------------------------------------------------------------------------------
+_PATTERNS = ("environment_variables", "hostnames", "cluster_names")
+"""Keys by which a site is selected on its own hosts."""
+
+
+def included_sites() -> str:
+    """Return a table of the site files of real machines in the package."""
+    files = sorted(data_folder("site_configs").glob("*.yaml"))
+    rows = [
+        _site_row(file) for file in files if file.stem != "local" and "example-" not in file.stem
+    ]
+    header = "| Site | Machine | Batch scheduler | Selected by | Not verified | Source |"
+    return "\n".join([header, "|---|---|---|---|---|---|", *rows])
+
+
+def _site_row(file: Path) -> str:
+    site, marked = load_site(str(file)).site, not_verified(file, read_evidence(evidence_path(file)))
+    link = f"[{file.stem}](../site_configs/{file.name})"
+    source = re.sub(
+        r"(https?://)(github\.com/[^\s;,]+|[^\s;,/]+)([^\s;,]*)", r"[\2](\1\2\3)", site.source or ""
+    )
+    selected = ", ".join(f"`{name}`" for name in _PATTERNS if getattr(site, name)) or "`--site`"
+    cells = (link, site.description, f"`{site.scheduler}`", selected, str(marked), source)
+    return f"| {' | '.join(cells)} |"
+
+
 def verified_sites(folder: Path | None = None) -> str:
     """Return a table of the site files in ``folder`` (default: of the package) with a record."""
     rows = []
@@ -255,6 +281,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "command-help": command_help,
     "python-api": python_api,
     "modules": modules,
+    "included-sites": included_sites,
     "verified-sites": verified_sites,
 }
 """The parts by the name in the comment."""

@@ -80,10 +80,13 @@ class Workers(model.Model):
     """Options of every worker. dask-cuda's own options keep their names."""
 
     threads: int = model.optional(
-        model.AMOUNT, "threads of a worker; default: its part of `cpus_per_job`, else 1", default=1
+        model.AMOUNT,
+        "threads of a worker; default: its part of `cpus_per_job`, else 1, whatever the job has",
+        default=1,
     )
     memory: int | None = model.optional(
-        model.SIZE, "host memory of a worker; default: its part of the job's"
+        model.SIZE,
+        "host memory of a worker; default: its part of the job's, if the site states that",
     )
     count: int | None = model.optional(model.AMOUNT, "number of CPU workers, with `gpus: 0`")
     gpus_per_worker: int = model.optional(
@@ -97,48 +100,55 @@ class Workers(model.Model):
     )
     worker_class: Literal["cuda", "nanny"] = model.optional(
         model.choice("cuda", "nanny", synonyms=WORKER_CLASSES),
-        "nanny: a plain worker pinned to its GPU",
+        "nanny: a plain worker, pinned to its GPU without dask-cuda; dask's names are understood",
         default="cuda",
     )
     local_directory: str | None = model.optional(
-        model.TEXT, "scratch folder; default: the site's node-local one"
+        model.TEXT,
+        "folder in which workers spill, expanded in the job; default: the site's scratch",
     )
     death_timeout: int | None = model.optional(
-        model.DURATION, "how long a worker tries to reach the dask scheduler at start"
+        model.DURATION,
+        "how long a worker tries to reach the dask scheduler at start; default: `start_timeout`",
     )
     preload: tuple[str, ...] = model.optional(
         _MODULES, "modules or files that every worker runs at start", default=()
     )
     # dask-cuda's, by name
     device_memory_limit: str | None = model.optional(
-        _DEVICE_LIMIT, "device memory above which data spills to host"
+        _DEVICE_LIMIT, "GPU memory above which data spills to host memory; default: 0.8; 0: never"
     )
     enable_cudf_spill: bool | None = model.optional(
         model.FLAG, "cuDF's own spilling instead of dask-cuda's"
     )
     cudf_spill_stats: int | None = model.optional(model.COUNT, "level of cuDF's spill statistics")
     rmm_pool_size: str | None = model.optional(
-        model.SIZE_OR_FRACTION, "RMM pool of each worker: size, or fraction of GPU"
+        model.SIZE_OR_FRACTION, "RMM pool of each worker: a size, or a part of the GPU"
     )
     rmm_maximum_pool_size: str | None = model.optional(
-        model.SIZE_OR_FRACTION, "largest size of the pool"
+        model.SIZE_OR_FRACTION, "largest size of the pool; needs rmm_pool_size or rmm_async"
     )
     rmm_managed_memory: bool | None = model.optional(
-        model.FLAG, "managed memory; not together with NVLink"
+        model.FLAG, "managed memory, without NVLink; excludes ucxx from `protocol: auto`"
     )
     rmm_async: bool | None = model.optional(
-        model.FLAG, "RMM's asynchronous allocator; not together with managed memory"
+        model.FLAG,
+        "RMM's asynchronous allocator, without managed memory; excludes ucxx from `auto`",
     )
     rmm_release_threshold: str | None = model.optional(
         model.SIZE_OR_FRACTION, "with rmm_async: most memory that is kept"
     )
     rmm_log_directory: str | None = model.optional(model.TEXT, "folder of RMM's logs")
     rmm_track_allocations: bool | None = model.optional(model.FLAG, "track RMM's allocations")
-    set_rmm_allocator_for_libs: tuple[str, ...] | None = model.optional(_MODULES, "cupy, torch")
+    set_rmm_allocator_for_libs: tuple[str, ...] | None = model.optional(
+        _MODULES, "libraries that allocate through RMM: cupy, torch"
+    )
     pre_import: tuple[str, ...] | None = model.optional(
         _MODULES, "modules that workers import before they accept tasks"
     )
-    worker_port: str | None = model.optional(_PORTS, "port or first:last")
+    worker_port: str | None = model.optional(
+        _PORTS, "port, or first:last with a port for each worker of a job on a node"
+    )
     enable_tcp_over_ucx: bool | None = model.optional(
         model.FLAG, "UCX: leave unset unless a transport is being measured"
     )
@@ -146,7 +156,9 @@ class Workers(model.Model):
     enable_nvlink: bool | None = model.optional(model.FLAG, "UCX: as above")
     enable_rdmacm: bool | None = model.optional(model.FLAG, "UCX: as above")
     options: dict[str, object] = model.optional(
-        _OPTIONS, "any other option of the worker", default={}
+        _OPTIONS,
+        "any other option of the worker: `pid_file: w.pid` becomes --pid-file=w.pid",
+        default={},
     )
 
     def check(self) -> None:
@@ -284,16 +296,16 @@ class Network(model.Model):
 
     protocol: Literal["auto", "tcp", "ucxx", "ws"] = model.optional(
         model.choice("auto", "tcp", "ucxx", "ws", synonyms={"ucx": "ucxx"}),
-        "auto: the fastest of the site's protocols that work, as measured in the job",
+        "auto: the fastest of the site's protocols that work; ucxx only where the site lists it",
         default="auto",
     )
     encryption: bool | None = model.optional(
-        model.FLAG, "TLS between all processes; default: true for tcp and ws"
+        model.FLAG, "TLS between all processes; default: true for tcp and ws; ucxx has none"
     )
     interface: str | None = model.optional(model.WORD, "as `ip link` names it; default: the site's")
     dashboard: Literal["off", "local", "on"] = model.optional(
         model.choice("off", "local", "on"),
-        "local: on the loopback interface of its node; on: on all, without a password",
+        "local: on the loopback interface of its node; on: on all, without password and encryption",
         default="local",
     )
 
@@ -315,10 +327,15 @@ class Container(model.Model):
 class Environment(model.Model):
     """How a job prepares its environment."""
 
-    setup: str = model.optional(model.SCRIPT, "bash text, run after the site's", default="")
+    setup: str = model.optional(
+        model.SCRIPT,
+        "bash text, run in each job after the site's: module load, source venv/bin/activate",
+        default="",
+    )
     python: str | None = model.optional(
         model.TEXT,
-        "the jobs' python; default: `python3` in a container, `python` after a setup, or this one",
+        "Python of the jobs, with dask, and dask-cuda for GPUs; default: `python3` in a container, "
+        "`python` after a setup, else the one that runs gpujobs",
     )
     container: Container | None = model.optional(
         model.Section(Container), "container image in which everything with this python runs"
@@ -351,17 +368,22 @@ class Group(model.Model):
 
     gpus: int | Literal["auto"] = model.optional(
         _GPUS,
-        "number of GPUs, with one worker on each; auto: all free ones (local); 0: CPU workers",
+        "number of GPUs, with one worker on each unless `workers` says otherwise; auto (local "
+        "site): all free ones, or CPU workers if there are none; 0: CPU workers only",
         default=1,
     )
     gpus_per_job: int | None = model.optional(
-        model.AMOUNT, "GPUs of one job; default: as many as divide evenly"
+        model.AMOUNT,
+        "GPUs of one job; default: the largest number that divides `gpus` and fits a node. "
+        "GPUs of one job communicate over NVLink; smaller jobs may start sooner",
     )
     cpus_per_job: int | None = model.optional(
-        model.AMOUNT, "CPUs of one job; default: the GPUs' share of the node"
+        model.AMOUNT,
+        "CPUs of one job, divided among its workers; default: the GPUs' share of the node",
     )
     memory_per_job: int | None = model.optional(
-        model.SIZE, "host memory of one job; default: the GPUs' share of the node"
+        model.SIZE,
+        "host memory of one job, divided among its workers; default: the GPUs' share of the node",
     )
     gpu_type: str | None = model.optional(model.WORD, "GPU type, as the site names it")
     queue: tuple[str, ...] = model.optional(
@@ -369,15 +391,20 @@ class Group(model.Model):
         "queue entry of the site, or a list; auto: the first that fits",
         default=("auto",),
     )
-    account: str | None = model.optional(model.WORD, "account, if the site has accounts")
+    account: str | None = model.optional(
+        model.WORD, "account, project or bank; ignored where the site has none"
+    )
     walltime: int | None = model.optional(
-        model.DURATION, "e.g. 2h or 02:00:00; default: the site's"
+        model.DURATION, "time limit of each job, e.g. 2h or 02:00:00; default: the site's"
     )
     task_time: int | None = model.optional(
-        model.DURATION, "the longest task: no worker starts one that its job would cut off"
+        model.DURATION,
+        "how long a task takes at most: no worker starts one that its job would cut off; "
+        "default: as long as those that were seen",
     )
     start_workers: int | None = model.optional(
-        model.AMOUNT, "number of workers to wait for before run starts"
+        model.AMOUNT,
+        "`run` starts when so many workers are connected; default: 1, or all of an allocation",
     )
     workers: Workers = model.optional(model.Section(Workers), "worker options", default=Workers())
     environment: Environment = model.optional(
@@ -385,15 +412,21 @@ class Group(model.Model):
     )
     env: dict[str, str] = model.optional(
         model.Table(model.VARIABLE, model.TEXT),
-        "environment variables of every process of the cluster",
+        "environment variables of every process of the cluster, but those that gpujobs sets",
         default={},
     )
     options: dict[str, str] = model.optional(
-        OPTIONS, "values of the options that the site has, e.g. storage", default={}
+        OPTIONS,
+        "values of the options that the site has, e.g. storage; they replace the site's defaults",
+        default={},
     )
-    reservation: str | None = model.optional(IN_DIRECTIVE, "reservation in the batch scheduler")
+    reservation: str | None = model.optional(
+        IN_DIRECTIVE, "reservation in the batch scheduler; on PBS the queue of that name"
+    )
     directives: tuple[str, ...] = model.optional(
-        model.DIRECTIVES, "extra directives for the batch scheduler", default=()
+        model.DIRECTIVES,
+        "extra directives, without #SBATCH or the like; those that gpujobs writes are refused",
+        default=(),
     )
 
 
@@ -419,7 +452,8 @@ class Profile(Group):
     )
     run: tuple[str, ...] = model.optional(
         _RUN,
-        "command that runs in the cluster; without one it runs until walltime or cancel",
+        "command that runs once, in the head job, and whose end is that of the cluster; without "
+        "one, it stays until its walltime, `gpujobs cancel`, or its end without work",
         default=(),
     )
     run_on: Literal["head", "ranks"] = model.optional(
@@ -435,17 +469,19 @@ class Profile(Group):
     )
     requeue: int = model.optional(
         model.at_most(100, 0),
-        "how often the cluster starts again after its walltime or a preemption",
+        "how often the cluster starts again after its walltime, a preemption, or the loss of its "
+        "head's node",
         default=0,
     )
     walltime_exit: int | None = model.optional(
         model.EXIT_CODE, "exit code with which run asks to be continued by the next attempt"
     )
     workdir: str | None = model.optional(
-        model.TEXT, "working directory of run; default: the one in which submit was called"
+        model.TEXT,
+        "working directory of run and workers on the compute nodes; default: that of `submit`",
     )
     start_timeout: int = model.optional(
-        model.DURATION, "how long an active process may take to register", default=300
+        model.DURATION, "how long a running process may take to register", default=300
     )
     idle_timeout: int | None = model.optional(
         model.TIMEOUT, "the cluster ends after so long without tasks; 0: never"

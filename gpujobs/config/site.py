@@ -43,10 +43,10 @@ class Account(Model):
 
     directive: str | None = optional(
         Scalar(kinds.account_directive, {"type": "string"}),
-        "the directive; {account} is replaced; if left out, the batch scheduler's usual one",
+        "the directive, with {account}; if left out, the batch scheduler's usual one",
     )
     required: bool = optional(FLAG, "refuse profiles without an account", default=False)
-    pattern: str | None = optional(PATTERN, "regular expression of a valid account")
+    pattern: str | None = optional(PATTERN, "that the whole account must match")
     hint: str | None = optional(TEXT, "shown if the account does not match")
 
 
@@ -88,7 +88,9 @@ class SiteNetwork(Model):
         default="optional",
     )
     ports: str | None = optional(
-        kinds.PORTS, "range of ports between nodes, as 8000-8100; default: any port"
+        kinds.PORTS,
+        "range of ports at which dask's processes accept connections from other nodes, as "
+        "8000-8100; default: any",
     )
 
     def check(self) -> None:
@@ -132,7 +134,8 @@ class _OfSiteOrQueue(Model):
     """Keys of a site that a queue may have, too. Those of the queue override those of the site."""
 
     request: tuple[str, ...] | None = optional(
-        kinds.SITE_DIRECTIVES, "all directives that request the resources of a GPU job"
+        kinds.SITE_DIRECTIVES,
+        "all directives that request queue, nodes, CPUs, GPUs and memory of a GPU job",
     )
     cpu_request: tuple[str, ...] | None = optional(
         kinds.SITE_DIRECTIVES, "the same for jobs without GPUs"
@@ -142,7 +145,7 @@ class _OfSiteOrQueue(Model):
     )
     submit_arguments: tuple[str, ...] = optional(
         kinds.SUBMIT_ARGUMENTS,
-        "arguments of sbatch, qsub or bsub, such as -g {account}",
+        "arguments of sbatch, qsub or bsub that are no directives, such as -g {account}",
         default=(),
     )
     options: dict[str, Option] = optional(
@@ -180,7 +183,9 @@ class Queue(_OfSiteOrQueue):
     name: str | None = optional(WORD, "the batch scheduler's name, if it is not the key")
     like: str | None = optional(WORD, "another queue of the site, whose keys this one inherits")
     auto: bool = optional(
-        FLAG, "`queue: auto` may choose it; if false, only its name does", default=True
+        FLAG,
+        "`queue: auto` may choose it; if false, only its name does: for debug queues",
+        default=True,
     )
     gpus_per_node: int | None = optional(
         COUNT, "GPUs of a node; if left out, the queue has no GPUs"
@@ -200,7 +205,9 @@ class Queue(_OfSiteOrQueue):
     cpus_per_node: int | None = optional(POSITIVE, "CPUs of a node; a job gets its GPUs' share")
     cpus_per_gpu: int | None = optional(POSITIVE, "instead of cpus_per_node")
     memory_per_node: int | None = optional(
-        SIZE, "memory of a node that jobs may request, e.g. 490GiB"
+        SIZE,
+        "memory of a node that jobs may request; a job gets its GPUs' share; if left out, none is "
+        "requested",
     )
     resources: dict[str, int] = optional(
         kinds.RESOURCES,
@@ -304,7 +311,7 @@ class SiteEnvironment(Model):
 
     staging: str | None = optional(
         kinds.FOLDER,
-        "tarball with bin/python that is unpacked once per node; jobs use its Python",
+        "tarball with bin/python that is unpacked once on each node; jobs use its Python",
     )
     staging_folder: str | None = optional(
         kinds.FOLDER, "node-local folder that outlives jobs; default: the site's scratch"
@@ -339,8 +346,10 @@ class Site(_OfSiteOrQueue):
     """A site file. The site's name is the file's stem."""
 
     description: str = required(TEXT, "name of the machine, for users")
-    source: str | None = optional(TEXT, "reference for these numbers, for administrators")
-    contact: str | None = optional(TEXT, "contact address, for users")
+    source: str | None = optional(TEXT, "where these values are from, such as an address")
+    contact: str | None = optional(
+        TEXT, "for questions; shown with the site, and if the batch scheduler refuses a job"
+    )
     maintainers: tuple[str, ...] = optional(
         kinds.NOTES, "who keeps this file up to date, e.g. @names of a repository", default=()
     )
@@ -374,7 +383,7 @@ class Site(_OfSiteOrQueue):
         Section(Queue), "keys of all queues that do not have them", default=Queue()
     )
     directives: tuple[str, ...] = optional(
-        kinds.SITE_DIRECTIVES, "extra directives for every job", default=()
+        kinds.SITE_DIRECTIVES, "extra directives for each job", default=()
     )
     network: SiteNetwork = optional(
         Section(SiteNetwork), "interface and allowed protocols", default=SiteNetwork()
@@ -393,7 +402,11 @@ class Site(_OfSiteOrQueue):
     containers: Containers = optional(
         Section(Containers), "container runtime, images, binds", default=Containers()
     )
-    shell: str = optional(kinds.SHELL, "first line of every script", default="/bin/bash")
+    shell: str = optional(
+        kinds.SHELL,
+        "bash in the first line of every script; /bin/bash -l is a login shell, with module",
+        default="/bin/bash",
+    )
     environment: SiteEnvironment = optional(
         Section(SiteEnvironment),
         "environment that is copied to the nodes",
@@ -407,9 +420,12 @@ class Site(_OfSiteOrQueue):
         kinds.FOLDER, "folder that login and compute nodes can write", default="~/.gpujobs"
     )
     quota_command: tuple[str, ...] = optional(
-        ARGV, "prints the quota of the user, such as [lfs, quota, -q, /scratch]", default=()
+        ARGV,
+        "prints the quota of the user, such as [lfs, quota, -q, /scratch]; plan, submit and doctor "
+        "run it and warn if less than 1 GiB or 10,000 files are left",
+        default=(),
     )
-    cluster: str | None = optional(WORD, "multi-cluster name, repeated in each command")
+    cluster: str | None = optional(WORD, "name in a multi-cluster setup, for all commands")
     commands: dict[str, str] = optional(
         Table(WORD, TEXT), "other paths of sbatch, squeue, qsub, …", default={}
     )

@@ -151,9 +151,8 @@ def test_only_a_cluster_that_has_succeeded_gets_advice(
 
 
 def test_the_keys_of_the_json_are_documented() -> None:
-    text = Path(__file__).parents[2].joinpath("docs/commands.md").read_text()
-    _, _, text = text.partition("### Requested and used")
-    _, _, text = text.partition("Keys of the JSON.")
+    text = Path(__file__).parents[2].joinpath("docs/json.md").read_text()
+    _, _, text = text.partition("## report")
     of_report, _, text = text.partition("Keys of a job:")
     of_job, _, _ = text.partition("\n#")
     found: Any = usage_json(sized())

@@ -433,8 +433,8 @@ def test_the_demo_ends_with_what_to_read_next() -> None:
 
 # -- JSON ----------------------------------------------------------------------------------------------------------
 def documented(section: str, number: int) -> list[str]:
-    """Return the keys in a table of JSON keys of docs/commands.md; ``number`` counts them, from 0."""
-    text = (ROOT / "docs" / "commands.md").read_text()
+    """Return the keys in a table of JSON keys of docs/json.md; ``number`` counts them, from 0."""
+    text = (ROOT / "docs" / "json.md").read_text()
     body = re.search(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     assert body
     tables = re.findall(r"^\| Key \| Type \| Meaning \|\n\|.*\n((?:\|.*\n)+)", body[1], re.M)

@@ -17,8 +17,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.report import job_json
 from gpujobs.config import profile as profile_models
-from gpujobs.config import site as site_models
-from gpujobs.config.model import Model, key_names, keys_of
+from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.sitefiles import load_site
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobState, JobStatus
@@ -36,12 +35,6 @@ FILES = [
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^>\n]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
-MODELS = {
-    name: model
-    for module in (profile_models, site_models)
-    for name, model in inspect.getmembers(module, inspect.isclass)
-    if issubclass(model, Model) and model is not Model and not name.startswith("_")
-}
 PYTHON = ("alone", "opens", "with", "run", "local", "quoted", "gloo", "here", "laptop")
 """How a Python block is executed: the first word of the comment above it."""
 
@@ -67,8 +60,8 @@ def test_python_md_lists_the_keys_of_a_job_and_of_profiles() -> None:
     status = JobStatus(JobState.PENDING)
     answers = dict.fromkeys(GROUPED.jobs.values(), status)
     job = judge(GROUPED, FolderState(), answers, now=START).jobs[0]
-    assert listed(text, "(commands.md#status), with the keys\n") == set(job_json(job))
-    keys = listed(text, "(profiles.md#all-keys), with the same names and types:\n")
+    assert listed(text, "(json.md#status), with the keys\n") == set(job_json(job))
+    keys = listed(text, "(reference-profile.md), with the same names and types:\n")
     assert len(keys) > 10 and keys <= set(keys_of(profile_models.Profile))
 
 
@@ -181,17 +174,6 @@ def test_every_command_and_option_is_documented() -> None:
                 for word in words - common
                 if f"`{word}" not in sections[name] and f" {word}" not in sections[name]
             ]
-
-
-@each("name", MODELS)
-def test_every_key_is_in_a_table(name: str) -> None:
-    text = "".join(path.read_text() for path in FILES)
-    tables = re.findall(rf"<!-- keys {name} -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
-    assert len(tables) == 1, f"one table of {name}'s keys, with <!-- keys {name} --> above it"
-    keys = [
-        key for row in tables[0].splitlines() for key in re.findall(r"`(\w+)`", row.split("|")[1])
-    ]
-    assert sorted(keys) == sorted(keys_of(MODELS[name]))
 
 
 @each(("mark", "text"), blocks("python"))

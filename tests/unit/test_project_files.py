@@ -123,4 +123,4 @@ def test_the_readme_is_read_in_a_few_minutes_and_leads_to_every_page() -> None:
 def test_the_readme_knows_how_many_sites_there_are() -> None:
     files = [path.stem for path in (ROOT / "site_configs").glob("*.yaml")]
     machines = [name for name in files if name != "local" and not name.startswith("example-")]
-    assert f"[{len(machines)} machines](docs/sites.md#included-sites)" in README
+    assert f"[{len(machines)} machines](docs/included-sites.md)" in README

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import socket
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -19,17 +17,11 @@ from gpujobs.planning.sitecheck import site_problems
 from ..support.cli import ROOT
 from ..support.each import each
 
-
-def _site_table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_table", ROOT / "tools" / "site_table.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-site_table = _site_table()
-FILES: list[Path] = site_table.shipped()
+FILES = [
+    file
+    for file in sorted((ROOT / "site_configs").glob("*.yaml"))
+    if file.stem != "local" and "example-" not in file.stem
+]
 WITHOUT_CONTACT = {
     "biocloud",
     "bruno",
@@ -114,8 +106,3 @@ def test_the_list_shows_the_lines_that_are_not_verified(home: Path) -> None:
     for file in FILES:
         assert found[file.stem] == file.read_text().count("# not verified")
     assert found["pitzer"] == 0 and found["jean-zay"] > 0
-
-
-def test_the_table_of_the_documentation_is_current() -> None:
-    table = site_table.TABLE.search((ROOT / "docs" / "sites.md").read_text())
-    assert table and table[0] == site_table.site_table(), "run tools/site_table.py --write"

@@ -132,7 +132,7 @@ def keys(value: object) -> set[str]:
 
 
 def test_all_keys_of_the_json_are_documented() -> None:
-    text = (ROOT / "docs" / "commands.md").read_text()
+    text = (ROOT / "docs" / "json.md").read_text()
     section = text.split("\n## report\n")[1].split("\n## ")[0]
     found = keys(usage_json(usage(grouped_history(), GROUPED)))
     assert found and not {key for key in found if f"`{key}`" not in section}
