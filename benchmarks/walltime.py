@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,8 +36,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 JOBS = 4
 OPTIONS = {"dashboard_address": ":0", "host": "127.0.0.1"}
-STAGGER, EARLY = 10, 30
-"""Seconds: the stagger of the lifetime of dask-jobqueue's workers, and what it leaves."""
+EARLY, STAGGER = 1 / 12, 1 / 15
+"""Parts of the walltime: 55 minutes of an hour, with a stagger of 4, as dask-jobqueue documents."""
+FAILURES = 100
+"""Workers with which a task may be lost. With dask's default of 3, the program may fail."""
 
 
 # -- one of both -----------------------------------------------------------------------------------
@@ -83,8 +86,9 @@ def ours(folder: Path, minutes: int) -> Any:
 def theirs(folder: Path, minutes: int) -> Any:
     from dask_jobqueue import SLURMCluster
 
-    lifetime = 60 * minutes - EARLY
-    words = ["--lifetime", f"{lifetime}s", "--lifetime-stagger", f"{STAGGER}s"]
+    walltime = 60 * minutes
+    lifetime, stagger = round(walltime * (1 - EARLY)), round(walltime * STAGGER)
+    words = ["--lifetime", f"{lifetime}s", "--lifetime-stagger", f"{stagger}s"]
     cluster = SLURMCluster(
         cores=1,
         memory="512MiB",
@@ -177,6 +181,7 @@ def compare(arguments: argparse.Namespace) -> None:
             "queues: {main: {cpus_per_node: 16, memory_per_node: 60GiB}}\n"
         )
         environ = {**os.environ, **slurm.env, "PATH": slurm.path, "HOME": text}
+        environ["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = str(FAILURES)
         options = [f"--tasks={arguments.tasks}", f"--task-seconds={arguments.task_seconds}"]
         options.append(f"--minutes={arguments.minutes}")
         running = {}
@@ -185,6 +190,8 @@ def compare(arguments: argparse.Namespace) -> None:
             running[way] = subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
         for way, process in running.items():
             found = json.loads(process.communicate()[0].splitlines()[-1])
+            if arguments.keep:
+                shutil.copy(folder / f"{way}.jsonl", arguments.keep)
             print(f"{way:14}", "  ".join(f"{key} {value}" for key, value in found.items()))
 
 
@@ -193,6 +200,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=120)
     parser.add_argument("--task-seconds", type=float, default=20.0)
     parser.add_argument("--minutes", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="folder for the lines of the tasks")
     parser.add_argument("--way", choices=["gpujobs", "dask-jobqueue"])
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()

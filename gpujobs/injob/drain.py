@@ -1,4 +1,4 @@
-"""Workers that leave: nothing new starts on them, what waits goes back, what runs ends.
+"""Workers that leave: no new task starts on them, waiting ones go back, running ones end.
 
 `retire_workers` of dask waits for data, never for tasks: those that run start again elsewhere. Here
 it comes last. The order matters:
@@ -33,9 +33,9 @@ from .names import DRAIN, UNDRAIN
 
 # -- the worker's part -----------------------------------------------------------------------------
 INFORMATION = "gpujobs_life"
-"""Key of what a worker tells the dask scheduler of its life when it registers."""
+"""Key of the life of a worker, which it tells the dask scheduler when it registers."""
 _LOOK, _WAITING = "gpujobs-look", "gpujobs-waiting"
-"""Messages: of the dask scheduler, what has not started? And the answer."""
+"""Messages: of the dask scheduler, which tasks have not started? And the answer."""
 
 
 def offer_drain(worker: Worker, environ: Mapping[str, str]) -> None:
@@ -57,7 +57,7 @@ def _life(worker: Worker, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _answer(worker: Worker, number: int) -> None:
-    """Start nothing more, and name what has not started."""
+    """Start no more tasks, and name those that have not started."""
     if worker.status in (Status.running, Status.paused):
         worker.status = Status.closing_gracefully  # which the memory monitor leaves alone
     states, tasks = ("waiting", "ready", "constrained"), worker.state.tasks.items()
@@ -111,7 +111,7 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         note: Callable[..., None] = _ignore,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``note`` gets the name of a worker and an event; ``tell`` what a user must know."""
+        """``note`` gets the name of a worker and an event, ``tell`` a message for the user."""
         self._scheduler = scheduler
         self._note = note
         self._tell = tell
@@ -133,7 +133,7 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
 
     # -- calls -------------------------------------------------------------------------------------
     def drain_names(self, names: Iterable[str], limit: float | None = None, why: str = "") -> None:
-        """Let workers leave by their names; what still runs after ``limit`` seconds is lost."""
+        """Let workers leave by their names; tasks that run after ``limit`` seconds are lost."""
         seconds = float("inf") if limit is None else limit
         for state in self._named(names):
             self.drain(state, why, seconds)
@@ -189,7 +189,7 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         self._restrict_shuffles(self._barriers)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
-        """Note what a worker has lost that left before it was done."""
+        """Note the tasks of a worker that left before they had ended."""
         self._restrict_shuffles(self._barriers)
         leaving = self._leaving.pop(worker, None)
         if leaving is None:
@@ -256,7 +256,7 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         await asyncio.sleep(0 if retired else _RETRY)
 
     def _tell_once(self, leaving: Leaving) -> None:
-        """Say what else keeps the worker, or waits for it in vain."""
+        """Tell of an actor that keeps the worker, and of tasks that wait for it in vain."""
         if leaving.told:
             return
         leaving.told, name, address = True, leaving.state.name, leaving.state.address
@@ -307,7 +307,7 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
 
 
 def life_key(state: WorkerState) -> Key:
-    """Return what a worker is through restarts by its nanny."""
+    """Return the key of a worker, the same after a restart by its nanny."""
     return str(state.name), str(state.extra.get(INFORMATION, {}).get("job", ""))
 
 

@@ -42,14 +42,14 @@ class _Life:
 class Rest(SchedulerPlugin):  # type: ignore[misc]
     """Lets a worker leave when the rest of its job is shorter than the longest task that may start.
 
-    How long tasks take is what was seen of their prefix, of those that run, too, and what the user
+    Tasks take as long as the longest of their prefix that has ended or runs, or as the user
     states. A task that is longer than a worker ever lives drains none: it would be lost anyway.
     """
 
     def __init__(
         self, scheduler: Scheduler, drain: Drain, tell: Callable[[str], None] = lambda text: None
     ) -> None:
-        """``tell`` gets what a user must know."""
+        """``tell`` gets messages for the user."""
         self._scheduler = scheduler
         self._drain = drain
         self._tell = tell

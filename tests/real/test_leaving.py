@@ -16,7 +16,7 @@ import gpujobs
 
 from ..conftest import slow_variant
 from ..support.backend import Backend
-from ..support.cli import NVML
+from ..support.cli import NVML, Cli
 from ..support.processes import patience, until
 from .test_python_everywhere import make  # noqa: F401
 
@@ -124,3 +124,40 @@ def test_walltimes_with_successors_lose_no_task(
         assert client.gather(futures) == [n * n for n in range(60)]
     assert set(starts(tmp_path).values()) == {1}
     assert len(cluster.jobs) >= 4
+
+
+BUSY = """
+import gpujobs
+
+path, cluster = PATH, CLUSTER
+
+def work(number):
+    import time
+    with open(path, "a") as file:
+        file.write(f"{number}\\n")
+    time.sleep(2)
+    return number * number
+
+with gpujobs.connect(cluster) as client:
+    client.wait_for_workers(3)
+    futures = client.map(work, range(24), pure=False)
+    assert client.gather(futures) == [n * n for n in range(24)]
+print("right")
+"""
+
+
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_the_command_scale_lets_busy_workers_end_their_tasks(
+    cli: Cli, backend: Backend, tmp_path: Path
+) -> None:
+    workers = {"count": 3, "threads": 1, "memory": "1GiB"}
+    cluster = cli.submit({"gpus": 0, "workers": workers}, "--wait")
+    code = BUSY.replace("PATH", repr(str(tmp_path / "starts"))).replace("CLUSTER", repr(cluster))
+    program = cli.start_python(code)
+    until(lambda: starts(tmp_path).total() >= 3, 60, "three tasks")
+    assert cli("scale", cluster, "1").returncode == 0
+    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 60, "one worker")
+    assert program.communicate(timeout=patience(120))[0].strip() == "right"
+    assert set(starts(tmp_path).values()) == {1}
+    left = [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
+    assert left == [0, 0]

@@ -263,6 +263,7 @@ class Client:
         """Of `Client.sync`."""
 
         identity = None
+        gpujobs_drain = "drain"
 
     def __init__(self, timeout: float) -> None:
         address = os.environ["DASK_SCHEDULER_ADDRESS"]
@@ -281,13 +282,9 @@ class Client:
         names: list[str] = json.loads(self._lines.readline())
         return names
 
-    def sync(self, function: object, n_workers: int) -> dict[str, Any]:
-        """Return the workers that are connected."""
-        return {"workers": {name: {"name": name} for name in self._send({})}}
-
-    def retire_workers(self, names: list[str], close_workers: bool) -> list[str]:
-        """Close workers, if others could take their data."""
-        if set(self._send({})) <= set(names):
-            return []
-        self._send({"retire": names})
-        return names
+    def sync(self, function: object, **arguments: Any) -> dict[str, Any]:
+        """Return the workers that are connected; with "drain", close some if others could take their data."""
+        connected = self._send({})
+        if function == "drain" and not set(connected) <= set(arguments["names"]):
+            self._send({"retire": arguments["names"]})
+        return {"workers": {name: {"name": name} for name in connected}}
