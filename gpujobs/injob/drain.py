@@ -147,6 +147,11 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         found = self._leaving.values()
         return [leaving.state for leaving in found if why is None or leaving.why == why]
 
+    def why_leaving(self, state: WorkerState) -> str | None:
+        """Return why a worker leaves; None if it stays."""
+        leaving = self._leaving.get(state.address)
+        return leaving.why if leaving else None
+
     def drain(self, state: WorkerState, why: str, limit: float = float("inf")) -> None:
         """Let a worker leave, after ``limit`` seconds at any rate.
 
@@ -205,6 +210,11 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         """Keep the shuffles of a new graph away from workers that leave."""
         if self._leaving:
             self._restrict_shuffles(key for key in tasks if str(key).startswith(_BARRIER))
+
+    async def before_close(self) -> None:
+        """Leave the workers to the end of the dask scheduler."""
+        for task in self._tasks:
+            task.cancel()
 
     # -- leave -------------------------------------------------------------------------------------
     async def _leave(self, leaving: Leaving) -> None:

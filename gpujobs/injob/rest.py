@@ -86,7 +86,7 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
         if left < float("inf"):
             first = self._first.setdefault(life_key(state), left)
             self._lives[worker] = _Life(time.monotonic() + left, first, life["task_time"])
-            self.look()
+            self._decide(state, self._durations(self._undone()))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Forget a worker."""
@@ -113,7 +113,8 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
     ) -> None:
         """Look at the workers before new tasks start, if they take longer than the others."""
         for key, value in annotations.get(_ANNOTATION, {}).items():
-            self._note_stated(scheduler.tasks[key].prefix.name, value)
+            if task := scheduler.tasks.get(key):
+                self._note_stated(task.prefix.name, value)
         if self._lives:
             coming = {scheduler.tasks[key].prefix for key in tasks}
             if max(map(self._duration, coming), default=-1.0) > self._longest:
@@ -132,22 +133,32 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
 
     def look(self, coming: Iterable[TaskPrefix] = ()) -> None:
         """Let workers leave, or stay if the reason is gone; ``coming``: prefixes of new tasks."""
-        every = self._scheduler.task_prefixes.values()
-        prefixes = {*coming, *(prefix for prefix in every if _is_undone(prefix))}
-        durations = sorted(map(self._duration, prefixes))
+        prefixes = {*coming, *self._undone()}
+        durations = self._durations(prefixes)
         self._longest = durations[-1] if durations else -1.0
-        leaving = set(self._drain.leaving())
-        by_rule = set(self._drain.leaving(WALLTIME))
-        for address, life in self._lives.items():
-            state = self._scheduler.workers[address]
-            margin = MARGIN + state.nbytes / self._scheduler.bandwidth
-            needed = _needed(life, margin, durations)
-            if life.ends - time.monotonic() < needed + margin:
-                if state not in leaving and self._may_leave(state):
-                    self._drain.drain(state, WALLTIME)
-            elif state in by_rule:
-                self._drain.undrain(state)
+        for address in self._lives:
+            if state := self._scheduler.workers.get(address):
+                self._decide(state, durations)
         self._tell_of_long_tasks(prefixes)
+
+    def _undone(self) -> list[TaskPrefix]:
+        """Return the prefixes of the tasks that run, or will."""
+        every = self._scheduler.task_prefixes.values()
+        return [prefix for prefix in every if any(map(prefix.states.get, _UNDONE))]
+
+    def _durations(self, prefixes: Iterable[TaskPrefix]) -> list[float]:
+        return sorted(map(self._duration, prefixes))
+
+    def _decide(self, state: WorkerState, durations: Sequence[float]) -> None:
+        """Let a worker leave, or stay if it was this rule that let it leave."""
+        life, why = self._lives[state.address], self._drain.why_leaving(state)
+        margin = MARGIN + state.nbytes / self._scheduler.bandwidth
+        rest = life.ends - time.monotonic() - margin
+        if rest >= _needed(life, margin, durations):
+            if why == WALLTIME:
+                self._drain.undrain(state)
+        elif why is None and self._may_leave(state):
+            self._drain.drain(state, WALLTIME)
 
     def _may_leave(self, state: WorkerState) -> bool:
         """Return whether a worker may leave: without any, dask may fail the tasks that wait."""
@@ -183,10 +194,6 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
         if subject not in self._told:
             self._told.add(subject)
             self._tell(text)
-
-
-def _is_undone(prefix: TaskPrefix) -> bool:
-    return any(prefix.states[state] for state in _UNDONE)
 
 
 def _needed(life: _Life, margin: float, durations: Sequence[float]) -> float:
