@@ -73,9 +73,14 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
         self._watching = asyncio.create_task(self._watch())
 
     def drained(self) -> dict[str, Any]:
-        """Return the names of the workers that leave, and the seconds of the longest task."""
+        """Return the names of the workers that leave, and the longest task for which others do.
+
+        The names are in `names`, the seconds in `task_time`.
+        """
         names = [str(state.name) for state in self._drain.leaving()]
-        return {"names": names, "task_time": max(0.0, self._longest)}
+        durations = self._durations(self._undone())
+        needed = [_needed(life, MARGIN, durations) for life in self._lives.values()]
+        return {"names": names, "task_time": max(needed, default=0.0)}
 
     # -- hooks of the dask scheduler ---------------------------------------------------------------
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:

@@ -143,27 +143,30 @@ class JobsWatch:
 
 # -- retire workers: let them leave, in what time is left ------------------------------------------
 _CONNECT_TIMEOUT = 60.0
-_FOR_DATA = 0.5
-"""Part of the time in which workers transfer their data. Until then, tasks may end."""
+_LOOK_INTERVAL = 0.5
+_LONGEST_FOR_DATA = 30.0
+"""Seconds for workers to transfer their data; until then, their tasks may end. At most half."""
 
 
 def retire(options: RetireOptions) -> int:
     """Let workers leave; return 0 if that took at most ``timeout`` seconds, else 1.
 
-    Return 1 at once if the dask scheduler does not have them.
+    Return 1 at once if the dask scheduler does not have them any more.
     """
     from distributed import Client
 
-    wanted, left = set(options.workers), 1
-    deadline = time.monotonic() + options.timeout
+    wanted, deadline = set(options.workers), time.monotonic() + options.timeout
+    limit = options.timeout - min(_LONGEST_FOR_DATA, options.timeout / 2)
     with Client(timeout=min(options.timeout, _CONNECT_TIMEOUT)) as client:
-        drain, limit = getattr(client.scheduler, DRAIN), options.timeout * (1 - _FOR_DATA)
-        why = "its job ends"
-        client.sync(drain, names=list(wanted), limit=limit, why=why)
-        while time.monotonic() < deadline and not wanted.isdisjoint(_connected(client)):
-            left = 0
-            time.sleep(0.2)
-        return left if wanted.isdisjoint(_connected(client)) else 1
+        if wanted.isdisjoint(_connected(client)):
+            return 1
+        drain = getattr(client.scheduler, DRAIN)
+        client.sync(drain, names=list(wanted), limit=limit, why="its job ends")
+        while time.monotonic() < deadline:
+            if wanted.isdisjoint(_connected(client)):
+                return 0
+            time.sleep(_LOOK_INTERVAL)
+    return 1
 
 
 def _connected(client: Client) -> set[str]:

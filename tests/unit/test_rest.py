@@ -119,6 +119,7 @@ def test_a_task_that_is_longer_than_a_life_drains_no_worker_and_is_named(tmp_pat
             await it.client.gather(futures)
             assert leaving(it) == set()
             assert "tasks work take longer than the " in it.told[0] and len(it.told) == 1
+            assert await it.call(DRAINED) == {"names": [], "task_time": 0.0}
 
     run(story)
 
