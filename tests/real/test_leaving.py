@@ -161,3 +161,46 @@ def test_the_command_scale_lets_busy_workers_end_their_tasks(
     assert set(starts(tmp_path).values()) == {1}
     left = [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
     assert left == [0, 0]
+
+
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+@pytest.mark.slow
+def test_cancel_with_drain_waits_for_the_tasks_of_workers(
+    cli: Cli, backend: Backend, tmp_path: Path
+) -> None:
+    """In a cluster whose dask scheduler has a job of its own, no task that has started is lost."""
+    workers = {"count": 2, "threads": 1, "memory": "1GiB"}
+    profile = {"gpus": 0, "workers": workers, "head": {"memory": "1GiB"}}
+    cluster = cli.submit(profile, "--wait")
+    code = ENDS.replace("PATH", repr(str(tmp_path))).replace("CLUSTER", repr(cluster))
+    program = cli.start_python(code)
+    until(lambda: starts(tmp_path).total() >= 2, 60, "two tasks")
+    done = cli("cancel", cluster, "--drain")
+    assert done.returncode == 0, done.stderr
+    assert "waiting for its tasks" in done.stderr
+    program.kill()
+    program.communicate()
+    ends = (tmp_path / "ends").read_text().split()
+    assert sorted(ends) == sorted(starts(tmp_path).elements()) and len(ends) < 24
+    assert cli.status(cluster)["state"] == "CANCELLED"
+
+
+ENDS = """
+import time
+import gpujobs
+
+folder, cluster = PATH, CLUSTER
+
+def work(number):
+    import time
+    for event in ("starts", "ends"):
+        with open(folder + "/" + event, "a") as file:
+            file.write(f"{number}\\n")
+        if event == "starts":
+            time.sleep(4)
+
+with gpujobs.connect(cluster) as client:
+    client.wait_for_workers(2)
+    futures = client.map(work, range(24), pure=False)
+    time.sleep(600)
+"""
