@@ -16,6 +16,9 @@ from gpujobs.injob.configuration import MARGIN
 
 from ..support.draining import Drained, drained, run, work
 
+pytestmark = pytest.mark.filterwarnings("default")
+"""On a busy machine dask warns that its files are slow."""
+
 FAST = 2
 """How many seeds are in `make test`; each takes some seconds."""
 MANY_SEEDS = int(os.environ.get("GPUJOBS_SEEDS", "50"))

@@ -16,6 +16,9 @@ from gpujobs.injob.names import UNDRAIN
 
 from ..support.draining import drained, own_name, run, work
 
+pytestmark = pytest.mark.filterwarnings("default")
+"""On a busy machine dask warns that its files are slow."""
+
 SECONDS = 0.4
 """Duration of a task."""
 

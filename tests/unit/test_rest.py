@@ -18,6 +18,9 @@ from gpujobs.injob.names import DRAINED
 
 from ..support.draining import Drained, drained, run, work
 
+pytestmark = pytest.mark.filterwarnings("default")
+"""On a busy machine dask warns that its files are slow."""
+
 LONG = 2.0
 
 
