@@ -147,41 +147,37 @@ print("right")
 
 
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
-def test_the_command_scale_lets_busy_workers_end_their_tasks(
-    cli: Cli, backend: Backend, tmp_path: Path
-) -> None:
+def test_the_command_scale_lets_busy_workers_end_their_tasks(cli: Cli, backend: Backend) -> None:
     workers = {"count": 3, "threads": 1, "memory": "1GiB"}
     cluster = cli.submit({"gpus": 0, "workers": workers}, "--wait")
-    code = BUSY.replace("PATH", repr(str(tmp_path / "starts"))).replace("CLUSTER", repr(cluster))
+    code = BUSY.replace("PATH", repr(str(cli.work / "starts"))).replace("CLUSTER", repr(cluster))
     program = cli.start_python(code)
-    until(lambda: starts(tmp_path).total() >= 3, 60, "three tasks")
+    until(lambda: starts(cli.work).total() >= 3, 60, "three tasks")
     assert cli("scale", cluster, "1").returncode == 0
     until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 60, "one worker")
     assert program.communicate(timeout=patience(120))[0].strip() == "right"
-    assert set(starts(tmp_path).values()) == {1}
+    assert set(starts(cli.work).values()) == {1}
     left = [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
     assert left == [0, 0]
 
 
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 @pytest.mark.slow
-def test_cancel_with_drain_waits_for_the_tasks_of_workers(
-    cli: Cli, backend: Backend, tmp_path: Path
-) -> None:
+def test_cancel_with_drain_waits_for_the_tasks_of_workers(cli: Cli, backend: Backend) -> None:
     """In a cluster whose dask scheduler has a job of its own, no task that has started is lost."""
     workers = {"count": 2, "threads": 1, "memory": "1GiB"}
     profile = {"gpus": 0, "workers": workers, "head": {"memory": "1GiB"}}
     cluster = cli.submit(profile, "--wait")
-    code = ENDS.replace("PATH", repr(str(tmp_path))).replace("CLUSTER", repr(cluster))
+    code = ENDS.replace("PATH", repr(str(cli.work))).replace("CLUSTER", repr(cluster))
     program = cli.start_python(code)
-    until(lambda: starts(tmp_path).total() >= 2, 60, "two tasks")
+    until(lambda: starts(cli.work).total() >= 2, 60, "two tasks")
     done = cli("cancel", cluster, "--drain")
     assert done.returncode == 0, done.stderr
     assert "waiting for its tasks" in done.stderr
     program.kill()
     program.communicate()
-    ends = (tmp_path / "ends").read_text().split()
-    assert sorted(ends) == sorted(starts(tmp_path).elements()) and len(ends) < 24
+    ends = (cli.work / "ends").read_text().split()
+    assert sorted(ends) == sorted(starts(cli.work).elements()) and len(ends) < 24
     assert cli.status(cluster)["state"] == "CANCELLED"
 
 
