@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,10 @@ def test_walltimes_with_successors_lose_no_task(
 
 
 BUSY = """
+import sys
 import gpujobs
 
-path, cluster = PATH, CLUSTER
+path, cluster = sys.argv[1:]
 
 def work(number):
     import time
@@ -150,42 +152,24 @@ print("right")
 def test_the_command_scale_lets_busy_workers_end_their_tasks(cli: Cli, backend: Backend) -> None:
     workers = {"count": 3, "threads": 1, "memory": "1GiB"}
     cluster = cli.submit({"gpus": 0, "workers": workers}, "--wait")
-    code = BUSY.replace("PATH", repr(str(cli.work / "starts"))).replace("CLUSTER", repr(cluster))
-    program = cli.start_python(code)
-    until(lambda: starts(cli.work).total() >= 3, 60, "three tasks")
-    assert cli("scale", cluster, "1").returncode == 0
-    until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 60, "one worker")
-    assert program.communicate(timeout=patience(120))[0].strip() == "right"
+    with ThreadPoolExecutor(1) as pool:
+        program = pool.submit(cli.python_run, BUSY, str(cli.work / "starts"), cluster)
+        until(lambda: program.done() or starts(cli.work).total() >= 3, 60, "three tasks")
+        assert cli("scale", cluster, "1").returncode == 0
+        until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 1, 60, "one worker")
+        done = program.result()
+    assert done.stdout.strip() == "right", done.stderr
     assert set(starts(cli.work).values()) == {1}
     left = [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
     assert left == [0, 0]
 
 
-@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
-@pytest.mark.slow
-def test_cancel_with_drain_waits_for_the_tasks_of_workers(cli: Cli, backend: Backend) -> None:
-    """In a cluster whose dask scheduler has a job of its own, no task that has started is lost."""
-    workers = {"count": 2, "threads": 1, "memory": "1GiB"}
-    profile = {"gpus": 0, "workers": workers, "head": {"memory": "1GiB"}}
-    cluster = cli.submit(profile, "--wait")
-    code = ENDS.replace("PATH", repr(str(cli.work))).replace("CLUSTER", repr(cluster))
-    program = cli.start_python(code)
-    until(lambda: starts(cli.work).total() >= 2, 60, "two tasks")
-    done = cli("cancel", cluster, "--drain")
-    assert done.returncode == 0, done.stderr
-    assert "waiting for its tasks" in done.stderr
-    program.kill()
-    program.communicate()
-    ends = (cli.work / "ends").read_text().split()
-    assert sorted(ends) == sorted(starts(cli.work).elements()) and len(ends) < 24
-    assert cli.status(cluster)["state"] == "CANCELLED"
-
-
-ENDS = """
-import time
+FORGOTTEN = """
+import sys
+from distributed import fire_and_forget
 import gpujobs
 
-folder, cluster = PATH, CLUSTER
+folder, cluster = sys.argv[1:]
 
 def work(number):
     import time
@@ -197,6 +181,22 @@ def work(number):
 
 with gpujobs.connect(cluster) as client:
     client.wait_for_workers(2)
-    futures = client.map(work, range(24), pure=False)
-    time.sleep(600)
+    fire_and_forget(client.map(work, range(24), pure=False))
 """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_cancel_with_drain_waits_for_the_tasks_of_workers(cli: Cli, backend: Backend) -> None:
+    """In a cluster whose dask scheduler has a job of its own, no task that has started is lost."""
+    workers = {"count": 2, "threads": 1, "memory": "1GiB"}
+    cluster = cli.submit({"gpus": 0, "workers": workers, "head": {"memory": "1GiB"}}, "--wait")
+    sent = cli.python_run(FORGOTTEN, str(cli.work), cluster)
+    assert sent.returncode == 0, sent.stderr
+    until(lambda: starts(cli.work).total() >= 2, 60, "two tasks")
+    done = cli("cancel", cluster, "--drain")
+    assert done.returncode == 0, done.stderr
+    assert "waiting for its tasks" in done.stderr
+    ends = (cli.work / "ends").read_text().split()
+    assert sorted(ends) == sorted(starts(cli.work).elements()) and len(ends) < 24
+    assert cli.status(cluster)["state"] == "CANCELLED"
