@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Nanny, Scheduler, Worker, get_worker
+from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
 from distributed.scheduler import WorkerState
 
 from gpujobs.injob.configuration import LIFE, life_variable
@@ -124,21 +124,18 @@ async def drained(
     **options: Any,
 ) -> AsyncIterator[Drained]:
     """Start a cluster; ``options``: of its workers."""
-    processes = options.pop("processes", False)
-    usual = {
+    options = {
         "n_workers": n_workers,
         "threads_per_worker": threads,
-        "processes": processes,
+        "processes": False,
         "dashboard_address": "127.0.0.1:0",
         "silence_logs": 50,
+        "worker_class": DrainableWorker,
+        **options,
     }
-    if processes:
-        options["worker_class"] = Nanny
-    else:
-        options = {"worker_class": DrainableWorker, **options}
     with dask.config.set(config or {}):
         async with (
-            LocalCluster(asynchronous=True, **usual, **options) as cluster,
+            LocalCluster(asynchronous=True, **options) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
             found = Drained(cluster, client, folder)
