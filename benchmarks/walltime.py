@@ -54,7 +54,7 @@ def task_of(path: str, seconds: float) -> Callable[[int], int]:
         from distributed import get_worker
 
         def note(event: str) -> None:
-            line = [event, number, str(get_worker().name), time.time()]
+            line = [event, number, get_worker().address, time.time()]  # names come again
             with Path(path).open("a") as file:
                 file.write(f"{json.dumps(line)}\n")
 
@@ -118,7 +118,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         while not self.stopped:
             workers = list(self.cluster.scheduler.workers.values())
-            self.last.update({str(state.name): time.time() for state in workers})
+            self.last.update({state.address: time.time() for state in workers})
             self.first = {**self.last, **self.first}
             time.sleep(0.2)
 
