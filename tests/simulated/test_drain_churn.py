@@ -38,8 +38,12 @@ class DrainChurn:
         self.started = 0
 
     async def keep_workers(self) -> None:
-        """Start a worker for each that has left, some of them with a walltime."""
-        while len(self.it.scheduler.workers) < WORKERS:
+        """Start a worker for each that leaves, some of them with a walltime.
+
+        If all left at the same time, no worker would take their data.
+        """
+        leaving = len(self.it.drain.leaving())
+        while len(self.it.scheduler.workers) - leaving < WORKERS:
             walltime = self.random.uniform(0.5, 3.0) if self.random.random() < 0.4 else 10**6
             name = f"job-{self.started}"
             self.started += 1
