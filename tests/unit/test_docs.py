@@ -20,7 +20,7 @@ from gpujobs.config import profile as profile_models
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.sitefiles import load_site
 from gpujobs.injob import names
-from gpujobs.injob.folder import SHAPES
+from gpujobs.injob.folder import DRAINS, RESERVE, SHAPES
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobState, JobStatus
 
@@ -263,7 +263,15 @@ def test_in_a_job_lists_every_file_of_the_clusters_folder() -> None:
     of_jobs += re.findall(r'job_file\([\w.]+, "([a-z]+)"\)', code)
     files = {name.replace("head-*", "head-A").replace("*", "N") for name in SHAPES}
     files |= {f"jobs/N.{ending}" for ending in of_jobs} - {"jobs/N.launch"}
-    files |= {names.ARCHIVE, names.JUDGE, names.RECORD, names.CERTIFICATE, names.KEY, "lease"}
+    files |= {
+        names.ARCHIVE,
+        names.JUDGE,
+        names.RECORD,
+        names.CERTIFICATE,
+        names.KEY,
+        DRAINS,
+        RESERVE,
+    }
     text = (ROOT / "docs" / "in-a-job.md").read_text()
     table = text.partition("## The cluster's folder\n")[2].partition("\n#")[0]
     first = "".join(re.findall(r"^(\| `.+?) \|", table, re.M))
