@@ -62,7 +62,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         Name of a site or path of a site file; default: ``$GPUJOBS_SITE``, else the site whose
         host names match this host.
     n_workers
-        GPUs (= workers) to start with.
+        Workers to start with, in whole jobs.
     scheduler
         ``"local"``: the dask scheduler runs in this process. ``"job"``: in a job of its own shape
         (``head={…}``), else in the first worker job; this process only connects.
