@@ -62,7 +62,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         Name of a site or path of a site file; default: ``$GPUJOBS_SITE``, else the site whose
         host names match this host.
     n_workers
-        GPUs (= workers) to start with.
+        Workers to start with, in whole jobs.
     scheduler
         ``"local"``: the dask scheduler runs in this process. ``"job"``: in a job of its own shape
         (``head={…}``), else in the first worker job; this process only connects.
@@ -81,7 +81,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         The keys of a profile: ``gpus_per_job, gpu_type, queue, account, walltime, environment,
         network, env, directives, head, groups, name, start_timeout, workers``; ``worker_memory,
         worker_threads, worker_class, worker_options``; and those of dask-jobqueue, of which
-        docs/python.md has a table. ``config_name`` is a section of ``jobqueue`` in dask's
+        docs/migrating.md has tables. ``config_name`` is a section of ``jobqueue`` in dask's
         configuration.
 
     Raises
@@ -374,7 +374,7 @@ class GPULocalCluster(GPUJobQueueCluster):
     """A `GPUJobQueueCluster` on this machine, without a batch scheduler.
 
     It starts one worker on every free GPU, and takes the keywords of
-    ``dask_cuda.LocalCUDACluster``; docs/python.md has a table of them. As that class, it waits for
+    ``dask_cuda.LocalCUDACluster``; docs/migrating.md lists them. As that class, it waits for
     its first workers: those that do not come within ``start_timeout`` are an error.
 
     Parameters

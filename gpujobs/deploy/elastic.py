@@ -228,7 +228,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         cores: int | None = None,
         **groups: int,
     ) -> Any:
-        """Request ``n`` workers (= GPUs), ``jobs`` jobs, or workers with ``memory`` or ``cores``.
+        """Request ``n`` workers, ``jobs`` jobs, or workers with ``memory`` or ``cores``.
 
         In a cluster with groups: workers of groups, as ``scale(gpu=8, prep=2)``; the others stay.
         Workers come and go in whole jobs: the number is rounded up, and that is logged. Raises

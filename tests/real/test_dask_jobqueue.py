@@ -25,10 +25,11 @@ from gpujobs.errors import InputError
 from ..conftest import fresh_folder, nothing_left, unavailable
 from ..support import sge, slurm
 from ..support.backend import FAKE_GPUS, Backend, SlurmBackend
-from ..support.cli import ROOT, text_of
+from ..support.cli import text_of
 from ..support.dask_jobqueue import EXAMPLES, Example
 from ..support.fake_lsf import LsfBackend
 from ..support.fakes import FakeBackend, PbsBackend
+from ..support.migrating import names
 from ..support.processes import patience
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -154,7 +155,7 @@ def cluster(example: Example, site: str, large: Backend, queue: str) -> Iterator
     options = {"dashboard_address": ":0", **large.scheduler_options}
     if large.name == "sge":  # it has no m_mem_free
         keywords.pop("resource_spec", None)
-    if "job_script_prologue" in keywords:  # which selects the Python, see docs/python.md
+    if "job_script_prologue" in keywords:  # which selects the Python, see docs/migrating.md
         keywords["python"] = sys.executable
     keywords = {"queue": queue, "scheduler_options": options, "quiet": True, **keywords}
     with (
@@ -261,18 +262,12 @@ def test_an_example_runs_with_every_attribute(large: Backend, site: str, example
 
 
 def check_attributes(made: Any) -> None:
-    text = (ROOT / "docs" / "python.md").read_text()
-    found = re.search(r"<!-- dask-jobqueue attributes -->\n((?:\|.*\n)+)", text)
-    assert found
-    for row in found[1].splitlines()[2:]:
-        cells = [cell.strip() for cell in row.split("|")[1:-1]]
-        for code in re.findall(r"`([^`]+)`", cells[0]):
-            name = code.partition("(")[0]
-            if cells[1] == "refused":
-                with pytest.raises(AttributeError, match=f"{name} has no meaning here"):
-                    getattr(made, name)
-            else:
+    for name, row in names("dask-jobqueue attributes").items():
+        if row.here == "refused":
+            with pytest.raises(AttributeError, match=f"{name} has no meaning here"):
                 getattr(made, name)
+        else:
+            getattr(made, name)
     assert made.scheduler_address.startswith("tls://") and made.dashboard_link
     assert made.job_header in made.job_script()
     assert made.name == made.job_name == made.id

@@ -227,7 +227,7 @@ def test_the_bare_line_of_dask_mpi_gets_no_workers(tmp_path: Path) -> None:
 
 def test_with_nthreads_each_rank_but_the_first_has_a_worker_for_every_gpu(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "migrating.md").read_text()
-    options = re.search(r"With `(--nthreads 1)`\s+it starts", text)
+    options = re.search(r"With `(--nthreads 1)`\s+it\s+starts", text)
     assert options
     found = tmp_path / "s.json"
     with dask_mpi(tmp_path, *options[1].split()):

@@ -1,4 +1,4 @@
-"""Keywords, configuration and attributes of dask-jobqueue: docs/python.md says what becomes of each."""
+"""Keywords, configuration and attributes of dask-jobqueue: docs/migrating.md says what becomes of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask.config
 import dask_jobqueue
@@ -28,9 +28,9 @@ from gpujobs.injob.names import WorkerSize
 from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import JobRoles, render_jobs
 
-from ..support.cli import ROOT
 from ..support.dask_jobqueue import EXAMPLES, Example
 from ..support.each import each
+from ..support.migrating import names
 from .support import PYTHON
 
 CLASSES = {
@@ -43,28 +43,11 @@ DEFAULTS = yaml.safe_load((Path(dask_jobqueue.__file__).parent / "jobqueue.yaml"
 WORKERS = JobRoles(scheduler=True, workers=True, run=False, replaces="owner")
 
 
-class Row(NamedTuple):
-    """A row of the table of keywords."""
-
-    classes: list[str]
-    here: str
-    text: str
-
-
-def table(name: str) -> list[list[str]]:
-    """Return the cells of a table of docs/python.md."""
-    text = (ROOT / "docs" / "python.md").read_text()
-    found = re.search(rf"<!-- dask-jobqueue {name} -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
-    assert found
-    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in found[1].splitlines()]
-
-
 KEYWORDS = {
-    cells[0].strip("`"): Row(
-        list(CLASSES) if cells[1] == "all" else cells[1].split(", "), cells[2], cells[3]
-    )
-    for cells in table("keywords")
+    name: row._replace(classes=row.classes or list(CLASSES))
+    for name, row in names("dask-jobqueue keywords").items()
 }
+ATTRIBUTES = names("dask-jobqueue attributes")
 
 
 def site(home: Path, batch_scheduler: str, name: str = "big") -> str:
@@ -213,16 +196,10 @@ def test_a_configuration_key_counts_as_its_keyword_does(home: Path, name: str, k
 
 
 def test_every_attribute_has_a_row() -> None:
-    names = {
-        name
-        for cells in table("attributes")
-        for code in re.findall(r"`([^`]+)`", cells[0])
-        for name in [code.partition("(")[0]]
-    }
     options = {"dashboard_address": ":0"}
     with dask_jobqueue.SLURMCluster(cores=1, memory="1GB", scheduler_options=options) as cluster:
         expected = {*dir(cluster), *vars(cluster)}
-    assert {name for name in expected if not name.startswith("_")} == names
+    assert {name for name in expected if not name.startswith("_")} == set(ATTRIBUTES)
 
 
 @pytest.mark.parametrize("method", ["scale", "adapt", "get_logs", "close", "wait_for_workers"])
@@ -234,22 +211,15 @@ def test_methods_take_the_same_arguments(method: str) -> None:
     assert [*theirs] == [name for name in ours if name in theirs]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (name.strip("`").partition("(")[0], words)
-        for name, here, words in table("attributes")
-        if here == "refused"
-    ],
-)
-def test_refused_attributes_name_their_replacement(name: str, words: str) -> None:
+@each("name", [name for name, row in ATTRIBUTES.items() if row.here == "refused"])
+def test_refused_attributes_name_their_replacement(name: str) -> None:
     for owner in (
         gpujobs.GPUSLURMCluster,
         gpujobs.GPUSLURMCluster.__new__(gpujobs.GPUSLURMCluster),
     ):
         with pytest.raises(AttributeError, match=f"^{name} has no meaning here; ") as caught:
             getattr(owner, name)
-        assert str(caught.value).endswith(words)
+        assert str(caught.value).endswith(ATTRIBUTES[name].text)
 
 
 # -- the configuration --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Keywords of LocalCUDACluster: docs/python.md says what becomes of each."""
+"""Keywords of LocalCUDACluster: docs/migrating.md says what becomes of each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine, Plan, make_plan
 from gpujobs.planning.render import render
 
-from ..support.cli import ROOT
 from ..support.each import each
+from ..support.migrating import names
 from .support import PYTHON
 
 POPPED = {"data", "jit_unspill"}
@@ -29,16 +29,7 @@ POPPED = {"data", "jit_unspill"}
 MACHINE = Machine(gpus=("0", "1"), cpus=8, memory=32 * 2**30, busy={})
 
 
-def rows() -> dict[str, tuple[str, str]]:
-    """Return the table: keyword → here, text."""
-    text = (ROOT / "docs" / "python.md").read_text()
-    found = re.search(r"<!-- LocalCUDACluster keywords -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
-    assert found
-    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in found[1].splitlines()]
-    return {name.strip("`"): (here, words) for name, here, words in cells}
-
-
-ROWS = rows()
+ROWS = names("LocalCUDACluster keywords")
 VALUES: dict[str, tuple[Any, str]] = {
     "threads_per_worker": (3, "--nthreads=3"),
     "memory_limit": (2**30, "--memory-limit=1GiB"),
@@ -119,12 +110,12 @@ def test_every_keyword_has_a_row() -> None:
 
 @each("name", ROWS)
 def test_a_keyword_does_what_its_row_says(home: Path, name: str) -> None:
-    here, words = ROWS[name]
-    if here == "refused":
+    row = ROWS[name]
+    if row.here == "refused":
         with pytest.raises(InputError) as caught:
             planned(**{name: "x"})
         (problem,) = caught.value.problems
-        assert (str(problem.position), problem.hint) == (f"keyword {name}", words)
+        assert (str(problem.position), problem.hint) == (f"keyword {name}", row.text)
     elif name in OF_THE_CLASS:
         classes = (GPULocalCluster, GPUJobQueueCluster)
         assert any(name in inspect.signature(kind.__init__).parameters for kind in classes)
