@@ -31,8 +31,8 @@ def cpu_seconds(pid: int) -> float:
 
 def samples(folder: Path) -> int:
     """Return the number of samples until now; the first line is a description."""
-    lines = [len(path.read_text().splitlines()) for path in folder.glob("usage/*.jsonl")]
-    return sum(lines) - 1
+    texts = [path.read_text() for path in folder.glob("usage/*.jsonl")]
+    return len([line for text in texts for line in text.splitlines() if line]) - 1
 
 
 def measure(folder: Path, gpus: int, minutes: float) -> None:

@@ -302,6 +302,9 @@ def repeat(name: str, call: Callable[[], T], stop: threading.Event) -> T | None:
 class RemoteHandle:
     """A cluster on a login node, for a Python process on this computer; as `ClusterHandle`."""
 
+    status = None
+    """The cluster's folder and batch scheduler are on the login node."""
+
     def __init__(
         self,
         host: str,
@@ -334,9 +337,6 @@ class RemoteHandle:
 
     def _call(self, *words: str) -> bytes:
         return output_of(self.host, Request(list(words)))
-
-    def status(self) -> None:
-        """Return nothing: the cluster's folder and batch scheduler are on the login node."""
 
     def connection(self) -> Connection:
         """Return a tunnel to the dask scheduler, once that runs, and keep it; also if ssh fails."""

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import weakref
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,8 +47,9 @@ class View(Protocol):
     def connection(self) -> Connection:
         """Return how to connect to its dask scheduler."""
 
-    def status(self) -> ClusterReport | None:
-        """Return its state; None if that is known on another host only."""
+    @property
+    def status(self) -> Callable[[], ClusterReport] | None:
+        """Returns its state; None if that is known on another host only."""
 
     def scale(self, workers: int | None = None, **groups: int) -> None:
         """Change the number of workers."""
@@ -172,10 +173,9 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
     @property
     def plan(self) -> set[str]:
         """Names of the workers that there should be, as far as this process knows."""
-        report = self._report()
-        if report is None:
+        if self._view.status is None:
             return set(self.observed)
-        return {name for job in report.jobs if job.active for name in job.workers}
+        return {name for job in self._report().jobs if job.active for name in job.workers}
 
     @property
     def requested(self) -> set[str]:
@@ -194,31 +194,27 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         scripts = sorted(path for path in folder.glob("*.sh") if not path.match("head-*"))
         return scripts[-1].read_text(encoding="utf-8") if scripts else ""
 
-    def _report(self) -> ClusterReport | None:
+    def _report(self) -> ClusterReport:
+        if self._view.status is None:
+            message = f"the jobs of {self.id} are known on its login node only"
+            raise InputError(message, hint=f"gpujobs --host HOST status {self.id}")
         with self._reporting:
             return self._view.status()
 
-    def _known_report(self) -> ClusterReport:
-        report = self._report()
-        if report is None:
-            message = f"the jobs of {self.id} are known on its login node only"
-            raise InputError(message, hint=f"gpujobs --host HOST status {self.id}")
-        return report
-
     def _job_reports(self) -> list[JobReport]:
-        report = self._known_report()
+        report = self._report()
         return [
             with_log(report.record, job) if job.state is JobState.FAILED else job
             for job in report.jobs
         ]
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
-        if isinstance(self._view, RemoteHandle):  # only its login node knows the jobs
+        if self._view.status is None:
             return str(Cluster._repr_html_(self, cluster_status))
         return super()._repr_html_(cluster_status)
 
     def _card(self) -> Card:
-        report = self._known_report()
+        report = self._report()
         status = ""
         if self.status != Status.running and not report.finished:
             status = "detached"

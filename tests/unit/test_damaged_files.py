@@ -359,8 +359,8 @@ def status_and_usage(ledger: Ledger, *names: str) -> tuple[str, Any]:
     for path in map(record.path.joinpath, names):
         path.write_text(path.read_text().replace("p-2cab-", "p-2cab-fit-"))
     (report,) = ClusterMonitor([record], ledger, system=Slurm()).reports()
-    usage = usage_json(make_usage(report, read_history(record.path), NOW))
-    return re.sub(r'"elapsed": [0-9.]+', "", status_json([report])), usage
+    usage = make_usage(report, read_history(record.path), ledger.targets(record), NOW)
+    return re.sub(r'"elapsed": [0-9.]+', "", status_json([report])), usage_json(usage)
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -462,10 +462,10 @@ def test_the_death_of_the_owner_is_the_reason_while_its_jobs_end() -> None:
 def test_the_jobs_of_a_silent_owner_say_why_they_have_ended() -> None:
     """As seen from another host, where the process cannot be looked up."""
     ended = {JOB: JobStatus(JobState.FAILED, node="node1")}
-    found = judge(OWNED, LEFT, ended, now=NOW, owned=True)  # its lease is still new
+    found = judge(OWNED, LEFT, ended, now=NOW, owner_lives=True)  # its lease is still new
     assert (found.state, found.reason) == (ClusterState.RUNNING, f"no jobs ({REASON})")
     asked = replace(OWNED, removed=(0,))  # by the owner: it lives
-    assert judge(asked, LEFT, ended, now=NOW, owned=True).reason == "no jobs"
+    assert judge(asked, LEFT, ended, now=NOW, owner_lives=True).reason == "no jobs"
     found = judge(OWNED, LEFT, ended, now=NOW)
     assert found.state is ClusterState.FAILED
     assert found.reason == f"the Python process that owned it is gone ({REASON})"
