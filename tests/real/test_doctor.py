@@ -173,7 +173,7 @@ def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
     ), found
     slow = {**site, "setup": f"{site['setup']}\nexport FAKE_UCXX=slow UCX_TLS=other"}
     found = checks(cli, "--run", "--site", str(cli.write("s.yaml", slow)))["transport"]
-    assert found["state"] == "warning"
+    assert found["state"] == "warning", found
     assert found["result"].startswith("ucxx, ") and "; ucxx: " in found["result"]
     assert "tls is faster here than ucxx" in found["result"]
     backend.wait_empty(15)

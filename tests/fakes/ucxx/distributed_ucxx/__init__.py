@@ -28,7 +28,7 @@ class UCXX(TCP):
         if isinstance(msg, dict) and "blocks" in msg:  # of an exchange
             polls = "try-ucxx" not in sys.argv or os.environ.get("UCXPY_PROGRESS_MODE") == "polling"
             timer = 0 if polls else 1
-            delay = {"slow": 2, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), timer)
+            delay = {"slow": 6, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), timer)
             await asyncio.sleep(delay)
             msg = {**msg, "blocks": []}
         return await super().write(msg, **options)
