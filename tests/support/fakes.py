@@ -168,12 +168,12 @@ class TorqueBackend(PbsBackend):
     """Torque."""
 
     name = "torque"
+    dialect = "torque"
     commands = ("qsub", "qstat", "qdel", "pbsnodes")
     settings: ClassVar[dict[str, Any]] = {
         **PbsBackend.settings,
         # The login shell above the script dies of SIGTERM; the mom then kills the other processes.
         "signals": {**PbsBackend.settings["signals"], "delete": [["TERM", 0.1], ["KILL", 0]]},
-        "torque": True,
         "first_id": 1,
         "history": 300,
         "quirks": {},
