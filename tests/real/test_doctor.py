@@ -22,7 +22,7 @@ def checks(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_a_valid_site(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_valid_site_passes_every_check(cli: Cli, backend: SlurmBackend) -> None:
     found = checks(cli, "--run")
     for name in (
         "commands",

@@ -601,7 +601,7 @@ def status(name: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["local", "job"])
-def test_an_owner_that_was_stopped_for_minutes(
+def test_an_owner_that_was_stopped_for_minutes_keeps_its_jobs_or_is_replaced(
     site: Callable[..., str], home: Path, backend: SlurmBackend, mode: str
 ) -> None:
     keywords = {"scheduler": "job"} if mode == "job" else {}
