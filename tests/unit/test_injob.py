@@ -629,12 +629,12 @@ def test_the_first_worker_is_written_at_once_and_later_ones_are_collected(
         for address, worker in workers.items():
             scheduler.workers[address] = worker
             recorder.add_worker(scheduler, address)
-            while "b-0" not in Folder(str(tmp_path)).registered():
+            while "b-0" not in dask_workers(tmp_path).connected:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.1)
 
     asyncio.run(main())
-    assert list(Folder(str(tmp_path)).registered()) == ["b-0"]
+    assert list(dask_workers(tmp_path).connected) == ["b-0"]
 
 
 def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(
