@@ -228,11 +228,11 @@ def read_latest(folder: Path, job: int) -> dict[str, Sample]:
 
 
 def _ends(path: Path) -> list[UsageLine]:
-    """Return the first and the last line. Raises OSError, or DamagedError."""
+    """Return the first and the last line with text. Raises OSError, or DamagedError."""
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES).lstrip().splitlines()[:1]  # an append begins with a line feed
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        last = file.read(_TAIL_BYTES).splitlines()[-1:]
+        last = file.read(_TAIL_BYTES).strip().splitlines()[-1:]
     return [parse_json(line.decode(errors="replace"), UsageLine) for line in (*head, *last)]
 
 

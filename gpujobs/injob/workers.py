@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 _INTERVAL = 20.0
 _ATTEMPTS = 3
 """Failed connections in a row after which the dask scheduler is gone."""
-_FIRST_QUERY = 15
-_QUERY_INTERVAL = 60.0
+_QUERY_INTERVAL = float(os.environ.get("GPUJOBS_QUERY_SECONDS", "60"))
 """Seconds between two queries about the jobs of a cluster."""
-_SECOND_QUERY = 22
+_SECOND_QUERY = min(22, _QUERY_INTERVAL)
 """The same while a job has just disappeared: one that never started has ended after the 20 s of
 `judge.NEVER_STARTED_TIMEOUT`, another one after the 60 s of `judge.UNLISTED_TIMEOUT`."""
+_FIRST_QUERY = min(15, _QUERY_INTERVAL)
 _VERDICT_INTERVAL = 2.0
 _REASONS_SHOWN = 3
 _SILENCE_TIMEOUT = 60.0

@@ -100,7 +100,9 @@ def test_array_and_lone_jobs_cancelled_while_they_wait(
 
 
 @pytest.mark.conformance("sge", "pbs")
-def test_members_of_two_arrays_given_up(batch: SchedulerClient, submit: Submit, name: str) -> None:
+def test_given_up_members_of_two_arrays_leave_the_others_pending(
+    batch: SchedulerClient, submit: Submit, name: str
+) -> None:
     first, second, lone = submit(4), submit(6), submit(1)
     kept = [*first[:3], second[0], second[4]]
     given_up = [second[2], *lone, second[1], first[3], second[5], second[3]]

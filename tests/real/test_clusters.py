@@ -263,13 +263,7 @@ def test_the_exit_code_of_the_command_is_reported(cli: Cli, backend: Backend) ->
 @pytest.mark.stub
 def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
-    waiting = cli.start(
-        "submit",
-        str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "600"]})),
-        "--wait",
-    )
-    assert waiting.stdout
-    cluster = waiting.stdout.readline().strip()
+    waiting, cluster = cli.start_submit({"gpus": 1, "run": ["python", "sleep.py", "600"]})
     connected(cli, cluster, 1)
     waiting.send_signal(signal.SIGINT)
     _, said = waiting.communicate(timeout=patience(20))
@@ -476,18 +470,15 @@ def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
 
 
 # -- limits of time ------------------------------------------------------------------------------------------------
-@pytest.mark.slow  # it takes two minutes; `-m conformance --site` includes it
+@pytest.mark.slow  # it takes a minute, or two; `-m conformance --site` includes it
 @pytest.mark.waits
 @pytest.mark.conformance
 @pytest.mark.stub
 def test_the_command_is_warned_before_the_walltime(cli: Cli, backend: Backend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); time.sleep(600)"
-    done = cli(
-        "submit",
-        str(cli.write("p.yaml", {"gpus": 1, "walltime": "2m", "run": ["python", "-c", code]})),
-        "--wait",
-        timeout=240,
-    )
+    walltime = "1m" if backend.same_host else "2m"  # nodes of others start more slowly
+    profile = {"gpus": 1, "walltime": walltime, "run": ["python", "-c", code]}
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--wait", timeout=240)
     assert done.returncode == 5
     reason = "the head's job was stopped: the walltime is nearly over; run: ended with exit code 3"
     assert reason in done.stderr

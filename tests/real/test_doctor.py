@@ -22,7 +22,7 @@ def checks(cli: Cli, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def test_a_valid_site(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_valid_site_passes_every_check(cli: Cli, backend: SlurmBackend) -> None:
     found = checks(cli, "--run")
     for name in (
         "commands",
@@ -77,7 +77,7 @@ def test_a_valid_site(cli: Cli, backend: SlurmBackend) -> None:
     ],
     ids=["commands", "directory", "interface", "ucxx"],
 )
-def test_from_here(
+def test_a_fault_that_this_host_sees_has_a_remedy(
     cli: Cli, backend: SlurmBackend, change: dict[str, Any], name: str, state: str, result: str
 ) -> None:
     site = cli.write("s.yaml", backend.site() | change)
@@ -96,7 +96,7 @@ def test_from_here(
     ],
     ids=["no-dask-cuda", "no-gpu", "no-scratch"],
 )  # fmt: skip
-def test_from_a_job(
+def test_a_fault_that_a_job_sees_has_a_remedy(
     cli: Cli, backend: SlurmBackend, setup: str, name: str, result: str, remedy: str
 ) -> None:
     site = backend.site()
@@ -107,7 +107,7 @@ def test_from_a_job(
 
 
 @pytest.mark.slow
-def test_whole_nodes_of_four_gpus(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_job_of_a_whole_node_sees_its_four_gpus(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site()
     site["queues"] = {"main": {**site["queues"]["main"], "exclusive": True}}
     found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)))
@@ -130,7 +130,7 @@ def test_a_job_that_no_queue_takes_is_not_blamed_on_the_user(
     assert backend.queue() == []
 
 
-def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_refused_job_fails_the_check_and_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
     site = backend.site()
     site["queues"] = {"nosuch": site["queues"]["main"]}
     found = checks(cli, "--run", "--site", str(cli.write("s.yaml", site)), code=1)["job"]
@@ -139,7 +139,9 @@ def test_refused_job(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
+def test_another_version_in_the_job_is_a_warning_and_one_too_old_fails(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     """Another version of dask-cuda in the job: only its metadata differ, the code is the same."""
     for version, code, state, result in (
         ("26.8.99", 0, "warning", "26.8.99 in the job"),
@@ -157,7 +159,7 @@ def test_other_versions(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
+def test_the_rates_of_ucxx_in_a_job_are_measured(cli: Cli, backend: SlurmBackend) -> None:
     """The measured rates within a job."""
     paths = [nvml_path(backend), str(FAKES / "ucxx"), str(FAKES / "rmm")]
     site = backend.site() | {"network": {"protocols": ["ucxx", "tcp"]}}
@@ -180,7 +182,7 @@ def test_rates_of_ucxx(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_local(cli: Cli, backend: SlurmBackend) -> None:
+def test_the_local_site_passes_the_check_of_its_job(cli: Cli, backend: SlurmBackend) -> None:
     found = checks(cli, "--run", "--site", "local", "--set", "gpus=0", "--set", "workers.count=2")
     assert found["job"]["state"] == "ok"
     assert "GB/s" in found["transport"]["result"]

@@ -81,10 +81,7 @@ def test_submit_wait_killed_while_it_waits(cli: Cli, backend: SlurmBackend, mome
     """It only watches: the cluster goes on, and other commands know it."""
     directives = ["--hold"] if moment == "waiting" else []
     run = ["python", "-c", "import time; time.sleep(600)"]
-    path = str(cli.write("p.yaml", {"gpus": 1, "run": run, "directives": directives}))
-    waiting = cli.start("submit", path, "--wait")
-    assert waiting.stdout
-    cluster = waiting.stdout.readline().strip()
+    waiting, cluster = cli.start_submit({"gpus": 1, "run": run, "directives": directives})
     if moment == "running":
         connected(cli, cluster, 1)
     kill(waiting)

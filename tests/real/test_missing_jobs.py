@@ -14,7 +14,7 @@ from ..conftest import fresh_folder, make_cli, unavailable
 from ..support import mpi
 from ..support import slurm as slurm_support
 from ..support.backend import Backend, SlurmBackend
-from ..support.cli import Cli, text_of
+from ..support.cli import Cli, ask_often, text_of
 from ..support.processes import patience, until
 from ..support.slurm import PrivateSlurm
 from ..support.slurm_faults import failed_node, failing_prolog, node_without_launch
@@ -27,6 +27,13 @@ PROFILE: dict[str, Any] = {
     "run": ["true"],
 }
 """Two jobs, each with a node of its own."""
+
+
+@pytest.fixture
+def cli(cli: Cli) -> Cli:
+    """Its jobs ask about each other often."""
+    return ask_often(cli)
+
 
 on_slurm = pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 
@@ -51,13 +58,18 @@ def started(cli: Cli, cluster: str) -> Path:
     return folder
 
 
+def verdict(folder: Path) -> dict[str, Any]:
+    """Return what the head was last told about the jobs."""
+    return dict(json.loads(_text(folder / "verdict.json") or '{"time": 0}'))
+
+
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_one_of_the_jobs_never_starts(cli: Cli, backend: Backend) -> None:
+def test_a_job_that_never_starts_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     """It is deleted from the queue while `run` waits for it."""
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
     cluster = cli.submit({"groups": groups, "start_workers": 2, "run": ["true"]})
@@ -107,7 +119,8 @@ def other_slurm(shared_folder: Path, request: pytest.FixtureRequest) -> Iterator
 @pytest.mark.timeout(600)
 def test_jobs_that_slurm_forgets_end_the_cluster(other_slurm: SlurmBackend, home: Path) -> None:
     """A node that cannot launch, a prolog that fails, a pending job that is deleted."""
-    slurm, cli = other_slurm.slurm, make_cli(other_slurm, home, "ordinary", stub=True)
+    slurm = other_slurm.slurm
+    cli = ask_often(make_cli(other_slurm, home, "ordinary", stub=True))
     # Without accounting, Slurm may have forgotten the job before the first query.
     detail = "node2: launch failed: its script did not run" if slurm.accounting else ""
     with node_without_launch(slurm, "node2"):
@@ -130,7 +143,7 @@ def test_jobs_that_slurm_forgets_end_the_cluster(other_slurm: SlurmBackend, home
 @on_slurm
 @pytest.mark.slow
 @pytest.mark.stub
-def test_cluster_with_workers_enough_goes_on(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_cluster_with_workers_enough_goes_on(cli: Cli, backend: SlurmBackend) -> None:
     """Its log, `status` and `--wait` say which job is missing."""
     reason = "job 1 did not start: node2: launch failed: its script did not run"
     run = [
@@ -181,17 +194,19 @@ def test_a_node_that_fails_while_run_waits_ends_the_cluster(
 @on_slurm
 @pytest.mark.slow
 @pytest.mark.stub
-def test_job_that_is_requeued_after_its_node_failed(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_job_that_is_requeued_after_its_node_failed_is_waited_for(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     """It may still come: `run` waits for it, on another node."""
     cluster = cli.submit(two_nodes(backend))
     other = job_without_head(cli, cluster)
     with failed_node(backend.slurm, other["node"]):
-        job = f"JobId={other['id']}"
-        until(lambda: cli.status(cluster)["jobs"][other["number"]]["state"] == "PENDING", 30)
-        verdict = cli.home / ".gpujobs" / cluster / "verdict.json"
-        until(verdict.exists, 60, "the verdict of the head")
-        assert json.loads(verdict.read_text())["gone"] == {}
-        backend.slurm.command("scontrol", "update", job, "StartTime=now")
+        until(lambda: f"{other['id']} PENDING {cluster}" in backend.slurm.queue(), 30)
+        requeued = time.time()
+        folder = cli.home / ".gpujobs" / cluster
+        until(lambda: verdict(folder)["time"] > requeued, 60, "a verdict of the head", every=0.5)
+        assert verdict(folder)["gone"] == {}
+        backend.slurm.command("scontrol", "update", f"JobId={other['id']}", "StartTime=now")
         backend.slurm.command("scontrol", "release", cli.status(cluster)["jobs"][2]["id"])
         until(lambda: cli.status(cluster)["state"] == "DONE", 90, "the end of `run`", every=1)
         assert cli.status(cluster)["jobs"][other["number"]]["node"] != other["node"]
@@ -204,17 +219,11 @@ def test_a_job_that_its_user_holds_is_waited_for(cli: Cli, backend: SlurmBackend
     """It may still come: `run` waits for it, and `--wait` and `status` say why."""
     groups = {"first": {"gpus": 1}, "second": {"gpus": 1, "directives": [backend.hold]}}
     profile = {"groups": groups, "start_workers": 2, "run": ["true"]}
-    waiting = cli.start("submit", str(cli.write("p.yaml", profile)), "--wait")
-    assert waiting.stdout
-    cluster = waiting.stdout.readline().strip()
+    waiting, cluster = cli.start_submit(profile)
     folder = started(cli, cluster)
     connected = time.time()
-
-    def verdict() -> dict[str, Any]:
-        return dict(json.loads(_text(folder / "verdict.json") or '{"time": 0}'))
-
-    until(lambda: verdict()["time"] > connected, 90, "a verdict with a head", every=0.5)
-    assert (verdict()["gone"], verdict()["head"]) == ({}, True)
+    until(lambda: verdict(folder)["time"] > connected, 90, "a verdict with a head", every=0.5)
+    assert (verdict(folder)["gone"], verdict(folder)["head"]) == ({}, True)
     status = cli.status(cluster)
     words = "JobHeldUser: held by its user, until `scontrol release`"
     assert f"1 second waiting ({words})" in status["reason"]
@@ -230,9 +239,7 @@ def test_a_group_with_too_few_jobs_ends_the_cluster(cli: Cli, backend: SlurmBack
     """The cluster goes on as long as each group can have its `start_workers`."""
     second = {"gpus": 2, "gpus_per_job": 1, "start_workers": 1, "directives": [backend.hold]}
     profile = {"groups": {"first": {"gpus": 2}, "second": second}, "run": ["true"]}
-    waiting = cli.start("submit", str(cli.write("p.yaml", profile)), "--wait")
-    assert waiting.stdout
-    cluster = waiting.stdout.readline().strip()
+    waiting, cluster = cli.start_submit(profile)
     folder = started(cli, cluster)
     jobs = cli.status(cluster)["jobs"]
     backend.kill_job(jobs[1]["id"])

@@ -225,7 +225,7 @@ def rendered(name: str, **values: object) -> str:
     return done.stdout
 
 
-def test_the_form_of_ondemand() -> None:
+def test_the_form_of_ondemand_declares_what_its_script_uses() -> None:
     yaml = YAML(typ="safe")
     form = yaml.load((ONDEMAND / "form.yml").read_text())
     own = [name for name in form["form"] if not name.startswith("bc_")]

@@ -92,7 +92,7 @@ def ends_well(cli: Cli, backend: SlurmBackend, cluster: str, attempt: int) -> No
     backend.wait_empty(60, cluster)
 
 
-def test_the_node_of_the_head_fails(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_failed_node_of_the_head_begins_the_next_attempt(cli: Cli, backend: SlurmBackend) -> None:
     cluster = submitted(cli)
     head = job_of(cli, cluster, head=True)
     with failed_node(backend.slurm, head["node"]):
@@ -101,7 +101,7 @@ def test_the_node_of_the_head_fails(cli: Cli, backend: SlurmBackend) -> None:
         assert lost["state"] == "NODE_FAIL"
 
 
-def test_the_node_of_other_workers_fails(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_failed_node_of_other_workers_leaves_the_attempt(cli: Cli, backend: SlurmBackend) -> None:
     """The attempt goes on: dask repeats the lost tasks on the other workers."""
     cluster = submitted(cli)
     with failed_node(backend.slurm, job_of(cli, cluster, head=False)["node"]):
@@ -123,7 +123,7 @@ def kill_job(folder: Path, head: dict[str, Any], backend: SlurmBackend) -> None:
 
 
 @pytest.mark.parametrize("kill", [kill_supervisor, kill_script, kill_job])
-def test_the_head_is_killed(
+def test_a_killed_head_begins_the_next_attempt(
     cli: Cli, backend: SlurmBackend, kill: Callable[[Path, dict[str, Any], SlurmBackend], None]
 ) -> None:
     cluster = submitted(cli)

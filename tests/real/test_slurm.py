@@ -329,13 +329,7 @@ def test_a_host_without_configuration_is_no_login_node(
 @pytest.mark.stub
 def test_closing_the_terminal_changes_nothing(cli: Cli, backend: SlurmBackend) -> None:
     cli.write("sleep.py", SLEEP)
-    waiting = cli.start(
-        "submit",
-        str(cli.write("p.yaml", {"gpus": 1, "run": ["python", "sleep.py", "5"]})),
-        "--wait",
-    )
-    assert waiting.stdout
-    cluster = waiting.stdout.readline().strip()
+    waiting, cluster = cli.start_submit({"gpus": 1, "run": ["python", "sleep.py", "5"]})
     waiting.send_signal(signal.SIGHUP)
     waiting.communicate(timeout=patience(20))
     until(lambda: cli.status(cluster)["state"] == "DONE", 60)

@@ -48,7 +48,7 @@ def test_a_flow_of_prefect(local: Cli) -> None:
     assert "JobFailedError" in done.stderr and "exit code 3" in done.stderr
 
 
-def test_a_flow_of_the_real_prefect(local: Cli) -> None:
+def test_a_flow_of_the_real_prefect_computes_on_a_cluster(local: Cli) -> None:
     """Without the stand-in: Prefect starts a temporary server for the flow."""
     need_library("prefect")
     startup = {"PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(int(patience(60)))}

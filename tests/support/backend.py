@@ -53,6 +53,23 @@ class Backend(ABC):
     def site(self) -> dict[str, Any]:
         """Return a site file for it."""
 
+    def usual_site(self, description: str, **own: Any) -> dict[str, Any]:
+        """Return a site file with the queues of the tests, and keys of its ``own``."""
+        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
+        return {
+            "description": description,
+            "scheduler": self.name,
+            "setup": FAKE_GPUS,
+            "poll": "1s",
+            "queues": {
+                "main": {**shape, "max_walltime": "2d"},
+                "short": {**shape, "max_walltime": "10m"},
+                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
+            },
+            "defaults": {"walltime": "10m"},
+            **own,
+        }
+
     @abstractmethod
     def queue(self) -> list[str]:
         """Return a line for every job that has not ended, its name in it."""
@@ -101,19 +118,7 @@ class SlurmBackend(Backend):
         return self.slurm.env
 
     def site(self) -> dict[str, Any]:
-        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
-        return {
-            "description": "a private Slurm of the tests",
-            "scheduler": "slurm",
-            "setup": FAKE_GPUS,
-            "poll": "1s",
-            "queues": {
-                "main": {**shape, "max_walltime": "2d"},
-                "short": {**shape, "max_walltime": "10m"},
-                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
-            },
-            "defaults": {"walltime": "10m"},
-        }
+        return self.usual_site("a private Slurm of the tests")
 
     def queue(self) -> list[str]:
         return self.slurm.queue()

@@ -98,6 +98,13 @@ def without_dashboard(site: dict[str, Any]) -> dict[str, Any]:
     return site | {"defaults": {**site["defaults"], "network": {"dashboard": "off"}}}
 
 
+def ask_often(cli: Cli) -> Cli:
+    """Let the jobs of the site `here` ask about each other every 5 s, not once a minute."""
+    cli.site["setup"] = f"{cli.site.get('setup', '')}\nexport GPUJOBS_QUERY_SECONDS=5\n"
+    (cli.home / "sites" / "here.yaml").write_text(text_of(cli.site))
+    return cli
+
+
 def run_gpujobs(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, python: str = sys.executable,
     user: str | None = None, timeout: float = 180, stdin: str = "",
@@ -149,6 +156,12 @@ class Cli:
             [self.command, *arguments], env={**self.env, **env}, cwd=self.work, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, **as_user(self.user),
         )  # fmt: skip
+
+    def start_submit(self, profile: Any) -> tuple[subprocess.Popen[str], str]:
+        """Start ``gpujobs submit --wait``; return it and the cluster's id."""
+        waiting = self.start("submit", str(self.write("p.yaml", profile)), "--wait")
+        assert waiting.stdout
+        return waiting, waiting.stdout.readline().strip()
 
     def write(self, name: str, value: Any) -> Path:
         """Write a file into the working folder."""

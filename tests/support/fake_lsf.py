@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from .backend import FAKE_GPUS
 from .fakes import FakeBackend
 
 
@@ -24,19 +23,7 @@ class LsfBackend(FakeBackend):
     }
 
     def site(self) -> dict[str, Any]:
-        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
-        return {
-            "description": "the tests' LSF",
-            "scheduler": "lsf",
-            "setup": FAKE_GPUS,
-            "poll": "1s",
-            "queues": {
-                "main": {**shape, "max_walltime": "2d"},
-                "short": {**shape, "max_walltime": "10m"},
-                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
-            },
-            "defaults": {"walltime": "10m"},
-        }
+        return self.usual_site("the tests' LSF")
 
     def kill_job(self, job: str) -> None:
         done = self.command("bkill", job)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..fakes.batch import engine
-from .backend import FAKE_GPUS, Backend
+from .backend import Backend
 from .cli import ORDINARY_USER, ROOT, python_for
 from .processes import patience, reaper, stop, until
 
@@ -144,20 +144,7 @@ class PbsBackend(FakeBackend):
     }  # fmt: skip
 
     def site(self) -> dict[str, Any]:
-        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
-        return {
-            "description": f"the tests' {self.name}",
-            "scheduler": self.name,
-            "visible_devices": "scheduler",
-            "setup": FAKE_GPUS,
-            "poll": "1s",
-            "queues": {
-                "main": {**shape, "max_walltime": "2d"},
-                "short": {**shape, "max_walltime": "10m"},
-                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
-            },
-            "defaults": {"walltime": "10m"},
-        }
+        return self.usual_site(f"the tests' {self.name}", visible_devices="scheduler")
 
     def kill_job(self, job: str) -> None:
         done = self.command("qdel", job)
@@ -168,12 +155,12 @@ class TorqueBackend(PbsBackend):
     """Torque."""
 
     name = "torque"
+    dialect = "torque"
     commands = ("qsub", "qstat", "qdel", "pbsnodes")
     settings: ClassVar[dict[str, Any]] = {
         **PbsBackend.settings,
         # The login shell above the script dies of SIGTERM; the mom then kills the other processes.
         "signals": {**PbsBackend.settings["signals"], "delete": [["TERM", 0.1], ["KILL", 0]]},
-        "torque": True,
         "first_id": 1,
         "history": 300,
         "quirks": {},

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .backend import FAKE_GPUS, Backend
+from .backend import Backend
 from .processes import free_ports, patience, pause, reaper, stop, until
 
 PROGRAMS = Path("/usr/lib/gridengine")
@@ -421,20 +421,9 @@ class SgeBackend(Backend):
         return self.sge.env
 
     def site(self) -> dict[str, Any]:
-        shape = {"gpus_per_node": 4, "cpus_per_node": 16, "memory_per_node": "16GiB"}
-        return {
-            "description": "a private Grid Engine of the tests",
-            "scheduler": "sge",
-            "setup": FAKE_GPUS,
-            "visible_devices": {"variable": "SGE_HGR_gpu"},
-            "poll": "1s",
-            "queues": {
-                "main": {**shape, "max_walltime": "2d"},
-                "short": {**shape, "max_walltime": "10m"},
-                "cpu": {"name": "main", "cpus_per_node": 16, "memory_per_node": "16GiB"},
-            },
-            "defaults": {"walltime": "10m"},
-        }
+        return self.usual_site(
+            "a private Grid Engine of the tests", visible_devices={"variable": "SGE_HGR_gpu"}
+        )
 
     def queue(self) -> list[str]:
         return self.sge.queue()

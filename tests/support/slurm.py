@@ -140,7 +140,9 @@ class PrivateSlurm:
             Path(path).symlink_to("/dev/null")
         settings = {
             "ClusterName": "private", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": me, "SlurmdUser": me,
-            "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/run/munge.sock",
+            "AuthType": "auth/munge",
+            # A requeued job waits for as long as a credential is valid: two minutes by default.
+            "AuthInfo": f"socket={self.folder}/run/munge.sock,cred_expire=30",
             "SlurmctldPort": ports[0], "StateSaveLocation": f"{self.folder}/state",
             "SlurmctldPidFile": f"{self.folder}/run/slurmctld.pid", "SlurmctldLogFile": f"{self.folder}/log/slurmctld.log",
             "SlurmdSpoolDir": f"{self.folder}/spool/%n", "SlurmdPidFile": f"{self.folder}/run/slurmd-%n.pid",

@@ -73,7 +73,7 @@ def test_memory_is_of_a_worker_until_it_runs_as_before() -> None:
     assert found.over_memory == {}
 
 
-def test_clients_and_the_end_without_work() -> None:
+def test_events_say_the_clients_and_when_a_cluster_without_work_ends() -> None:
     client, idle = Event(event="client"), Event(event="idle")
     found = fold(OPENED, {**client, "clients": 1}, {**idle, "ends_at": 9.0, "by": "idle"})
     assert (found.clients, found.ends_at, found.ends_by) == (1, 9.0, "idle")

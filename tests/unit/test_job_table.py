@@ -50,7 +50,7 @@ def test_table() -> None:
         ("ENDED", "COMPLETED", {}, "COMPLETED", "ENDED"),
     ],
 )
-def test_one_word_for_the_state(
+def test_the_state_of_a_job_is_one_word_everywhere(
     phase: str, state: str, facts: dict[str, bool], word: str, in_json: str
 ) -> None:
     job = replace(JOB, phase=JobPhase(phase), state=JobState(state), **facts)

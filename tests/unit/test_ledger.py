@@ -286,7 +286,9 @@ def test_tail(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["cryptography", ""])
-def test_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def test_a_certificate_proves_its_cluster_to_a_strict_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
     """The Python of a job may have no cryptography: then openssl makes it."""
     if not package:
         monkeypatch.setitem(sys.modules, "cryptography", None)

@@ -12,7 +12,7 @@ from gpujobs.clusters.ledger import Ledger
 from gpujobs.errors import InputError
 
 
-def test_an_interface_that_this_host_does_not_have(home: Path) -> None:
+def test_an_interface_that_this_host_lacks_is_refused_with_those_it_has(home: Path) -> None:
     with pytest.raises(InputError) as caught:
         GPULocalCluster(interface="nosuch0", gpus_per_job=0)
     message = str(caught.value)

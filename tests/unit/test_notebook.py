@@ -165,7 +165,7 @@ def test_only_links_to_pages_can_be_clicked(link: str, linked: bool) -> None:
     assert link in page
 
 
-def test_why_a_group_gets_no_more_jobs() -> None:
+def test_the_card_says_once_why_a_group_gets_no_more_jobs() -> None:
     groups = (replace(RECORD.groups[0], error="3 jobs in a row ended"), RECORD.groups[1])
     page = card_html(Card(report(record=replace(RECORD, groups=groups)), ""))
     assert page.count("no more jobs: 3 jobs in a row ended") == 1

@@ -55,7 +55,7 @@ def test_id(stdout: str, number: str | None) -> None:
         ("gpu type", "73.node1"),
     ],
 )
-def test_recorded_id(title: str, number: str) -> None:
+def test_the_id_is_read_from_the_answer_to_a_submission(title: str, number: str) -> None:
     assert PBS_.parse_submit(recorded("pbs", "01-submit-ok.txt", title).stdout) == number
 
 
@@ -142,7 +142,9 @@ def test_cancel_commands_that_are_safe() -> None:
         ),
     ],
 )
-def test_recorded_state(file: str, title: str, identity: str, state: str, code: int | None) -> None:
+def test_a_recorded_job_has_its_state_and_exit_code(
+    file: str, title: str, identity: str, state: str, code: int | None
+) -> None:
     found = one(file, title, identity)
     assert (found.state.value, found.exit_code) == (state, code)
 
@@ -340,7 +342,7 @@ def test_answer_that_is_no_json_because_of_a_variable() -> None:
         "no configuration",
     ],
 )
-def test_recorded_server_down(title: str) -> None:
+def test_a_server_that_is_down_is_no_reply(title: str) -> None:
     result = recorded("pbs", "07-server-down.txt", title)
     assert PBS_.reply(result) is Reply.NONE
     assert PBS_.parse_status(result, [JobId("126")]) == {}

@@ -109,7 +109,7 @@ def test_all_listeners_have_ports_of_the_range() -> None:
     assert found["error"] == f"[Errno 98] no port is free of {text} (`network.ports` of the site)"
 
 
-def test_a_port_that_is_free() -> None:
+def test_a_range_without_a_free_port_is_an_error() -> None:
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.listen()

@@ -189,7 +189,7 @@ def test_placeholders_that_do_not_exist(home: Path, line: str, message: str) -> 
 
 
 @pytest.mark.parametrize("name", ["Nvme", "gpus", "memory", "a_per_b", "a-b"])
-def test_names_of_resources(home: Path, name: str) -> None:
+def test_a_wrong_name_of_a_resource_is_refused_with_its_place(home: Path, name: str) -> None:
     site(home, f"queues: {{a: {{{NODE}, resources: {{{name}: 8GB}}}}}}\n")
     with pytest.raises(InputError, match=f"`queues.a.resources.{name}`"):
         load_site("./s.yaml")

@@ -96,7 +96,7 @@ def test_torque() -> None:
     assert free("torque") == [("node1", "", True, 5, 4, 4), ("node2", "", True, 8, 4, 4)]
 
 
-def test_gpus_of_jobs_on_torque() -> None:
+def test_gpus_of_jobs_on_torque_are_not_free() -> None:
     """pbsnodes has no GPUs in use, unless pbs_mom uses NVML. In 6.1.3 the slots of a job are a range."""
     inventory = get_scheduler("torque").inventory
     assert inventory

@@ -98,7 +98,7 @@ def test_two_names_of_one_type(home: Path) -> None:
     assert found(home) == [] and notes(home, gpu_type="large") == []
 
 
-def test_a_reservation_in_place_of_the_queue(home: Path) -> None:
+def test_a_reservation_replaces_the_queue(home: Path) -> None:
     """PBS names a reservation as a queue; its nodes are not those of all queues."""
     site(home, "pbs", "", ("name: q, ", ""))
     profile = {"gpus": 1, "gpu_type": "v100", "reservation": "R123"}

@@ -176,7 +176,9 @@ def test_the_same_of_a_profile(home: Path, strict: str) -> None:
     ],
     ids=str,
 )
-def test_keywords_of_a_local_cluster(home: Path, keywords: dict[str, Any]) -> None:
+def test_a_local_cluster_refuses_keywords_that_break_the_sites_encryption(
+    home: Path, keywords: dict[str, Any]
+) -> None:
     site = "description: x\nscheduler: local\nnetwork: {encryption: required}\n"
     (home / "here.yaml").write_text(f"{site}queues: {{this: {{}}}}\n")
     with pytest.raises(InputError, match="site here requires encryption between its nodes"):
@@ -197,7 +199,9 @@ def test_options_that_keep_the_encryption(home: Path, strict: str) -> None:
 
 
 @each("address", [":0", "0.0.0.0:0", 9000, None])
-def test_http_servers_of_workers(home: Path, strict: str, address: Any) -> None:
+def test_a_strict_site_refuses_http_servers_of_workers_that_others_reach(
+    home: Path, strict: str, address: Any
+) -> None:
     workers = {"options": {"dashboard_address": address}}
     error = error_of(home, {"gpus": 1, "workers": workers}, strict)
     assert "the HTTP server of a worker is not encrypted" in error

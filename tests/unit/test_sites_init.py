@@ -82,7 +82,7 @@ def test_the_order_of_slurms_partitions_is_fixed() -> None:
         ("22.05", "OverSubscribe=NO Exclusive=NODE"),
     ],
 )
-def test_the_limits_of_slurms_partitions(release: str, whole_nodes: str) -> None:
+def test_the_limits_of_slurms_partitions_are_read(release: str, whole_nodes: str) -> None:
     """sinfo shows `2-1K` nodes for `pairs`, `1` for `single`, and from 26.05 on `NO` for `whole`."""
     nodes = recorded("slurm", "sinfo.txt", "nodes and partitions").stdout.splitlines()
     names = ("main", "whole", "single", "pairs", "down")

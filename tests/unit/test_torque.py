@@ -29,7 +29,7 @@ TORQUE = Torque()
         ("gpus with a mode", "11.node1"),
     ],
 )
-def test_recorded_id(title: str, number: str) -> None:
+def test_the_id_is_read_from_the_answer_to_a_submission(title: str, number: str) -> None:
     assert TORQUE.parse_submit(recorded("torque", "01-submit-ok.txt", title).stdout) == number
 
 
@@ -50,13 +50,15 @@ def test_recorded_id(title: str, number: str) -> None:
         ("queues.txt", "prologue that exits with 1", "5", "FAILED", -2),
     ],
 )
-def test_recorded_state(file: str, title: str, identity: str, state: str, code: int | None) -> None:
+def test_a_recorded_job_has_its_state_and_exit_code(
+    file: str, title: str, identity: str, state: str, code: int | None
+) -> None:
     job = JobId.parse(identity)
     found = TORQUE.parse_status(recorded("torque", file, title), [job])[job]
     assert (found.state.value, found.exit_code) == (state, code)
 
 
-def test_recorded_members() -> None:
+def test_each_recorded_member_has_its_own_state() -> None:
     ids = [JobId("33[]", n) for n in range(9)]
     found = TORQUE.parse_status(recorded("torque", "04-finished.txt", "array members"), ids)
     assert found.pop(JobId("33[]", 3)).state is JobState.FAILED
@@ -69,7 +71,7 @@ def test_more_may_be_listed_than_was_asked_for() -> None:
     assert list(TORQUE.parse_status(result, [JobId("28")])) == [JobId("28")]
 
 
-def test_reason_and_node() -> None:
+def test_a_status_has_the_node_or_the_reason_of_waiting() -> None:
     job = JobId("21")
     found = TORQUE.parse_status(
         recorded("torque", "03-status.txt", "running, one attribute a line"), [job]
@@ -88,7 +90,9 @@ def test_reason_and_node() -> None:
         ("prologue that exits with 1", "5", "its node could not start it: a prologue failed, for example"),
     ],
 )  # fmt: skip
-def test_reasons(title: str, job: str, reason: str) -> None:
+def test_a_hold_and_a_failed_start_replace_an_older_comment(
+    title: str, job: str, reason: str
+) -> None:
     """The comment of a job may be older than a hold or than a failed start."""
     id_ = JobId.parse(job)
     found = TORQUE.parse_status(recorded("torque", "queues.txt", title), [id_])[id_]
@@ -105,7 +109,9 @@ def test_reasons(title: str, job: str, reason: str) -> None:
         ("started again by qrerun", "79", JobState.PENDING, "queued"),
     ],
 )  # fmt: skip
-def test_a_job_that_starts_without_end(title: str, job: str, state: JobState, reason: str) -> None:
+def test_a_job_that_starts_again_and_again_is_stuck_until_it_runs(
+    title: str, job: str, state: JobState, reason: str
+) -> None:
     """Its exit code is that of an earlier start, and its session 0 until its script runs."""
     found = TORQUE.parse_status(recorded("torque", "queues.txt", title), [JobId(job)])[JobId(job)]
     code = -14 if state is JobState.FAILED else None
@@ -205,7 +211,7 @@ def test_variables_of_a_job_do_not_pass_for_its_attributes() -> None:
 
 
 @pytest.mark.parametrize("title", ["submit", "status", "status, xml", "cancel"])
-def test_recorded_server_down(title: str) -> None:
+def test_a_server_that_is_down_is_no_reply(title: str) -> None:
     assert TORQUE.reply(recorded("torque", "07-server-down.txt", title)) is Reply.NONE
 
 

@@ -143,7 +143,7 @@ def test_the_line_of_submit() -> None:
     assert usage_line(usage(record=cpus)) == ""
 
 
-def test_short_times() -> None:
+def test_short_times_have_smaller_units() -> None:
     hours = {0.002: "7 GPU s", 0.5: "30 GPU min", 1.99: "119 GPU min", 2.04: "2.0 GPU h"}
     assert {number: hours_text(number) for number in hours} == hours
 
