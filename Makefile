@@ -24,7 +24,7 @@ variants:  ## the slow tests on fake batch schedulers that Slurm or Grid Engine 
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m variant
 
 seeds:  ## 1,000 seeds of the churn, after `make test`
-	GPUJOBS_SEEDS=1000 $(VENV)/bin/python -m pytest -n $(WORKERS) -m slow tests/simulated/test_churn.py
+	GPUJOBS_SEEDS=1000 $(VENV)/bin/python -m pytest -n $(WORKERS) -m slow tests/simulated/test_churn.py tests/simulated/test_drain_churn.py
 
 lint:  ## style and types; prints the size and the words of the code
 	$(VENV)/bin/ruff check .

@@ -185,7 +185,8 @@ def _numbers(words: tuple[str, ...]) -> dict[str, int]:
 @options.clusters_argument
 @options.flag("--all", "everything", help="End all active clusters.")
 @options.flag("--orphans", help="Only clusters whose Python process is gone.")
-def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> None:
+@options.flag("--drain", "drained", help="Wait for the tasks that run, but in the head's job.")
+def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool, drained: bool) -> None:
     """End clusters and cancel their jobs."""
     if not cluster_ids and not everything and not orphans:
         hint = "`gpujobs status` lists them"
@@ -196,7 +197,19 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool) -> Non
     records = status.choose(ledger, cluster_ids, everything=False)
     if orphans:
         records = _orphans(records)
+    if drained:
+        _drain_all(records, ledger)
     _cancel_all(records, ledger)
+
+
+def _drain_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
+    """Let the workers of clusters end their tasks, one cluster after the other."""
+    from ..clusters import scale
+
+    for record in records:
+        if not _had_ended(record):
+            progress.write(f"{record.id}: waiting for its tasks; Ctrl-C cancels nothing")
+            scale.drain(record, ledger)
 
 
 def _orphans(records: Sequence[ClusterRecord]) -> list[ClusterRecord]:

@@ -218,6 +218,9 @@ def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
         busy = _busy_text(hours.busy_fraction, slices=usage.has_slices)
         yield "busy", hours_text(hours.busy), f"of the samples: {busy}"
         yield "idle", hours_text(hours.idle), "sampled, and not busy"
+        if usage.drained:
+            jobs = plural(len(usage.drained), "job")
+            yield "drained", hours_text(usage.saved_hours), f"not used: {jobs} left early"
         for text in charges_text(usage.charges):
             yield "charge", text, "for the granted GPU hours"
 
@@ -463,6 +466,10 @@ def usage_json(usage: UsageReport) -> dict[str, Json]:
         "busy": hours.busy_fraction,
         "most_gpus": usage.most_gpus,
         "received": None,  # it is not recorded; the key is for programs that read it
+        "drained": {
+            "jobs": [job.report.number for job in usage.drained],
+            "gpu_hours": usage.saved_hours,
+        },
         "workers": [[time, number] for time, number in usage.workers],
         "targets": [[time, number] for time, number in usage.targets],
         "jobs": [_job_json(usage, job) for job in usage.jobs],

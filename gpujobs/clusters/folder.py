@@ -39,7 +39,7 @@ from ..injob.memory import memory_messages
 from ..injob.names import ARCHIVE, JUDGE, NOTE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
-from ..text import clean
+from ..text import clean, plural
 from . import oldfolder
 
 logger = logging.getLogger("gpujobs")
@@ -363,6 +363,8 @@ class FolderState:
     """A remark of the head's job for the user."""
     lost: tuple[str, ...] = ()
     """Why nodes of an allocation are lost."""
+    lost_tasks: tuple[str, ...] = ()
+    """Which tasks the end of their job has cut off."""
     damaged: tuple[str, ...] = ()
     """Which files cannot be read, and why; their content is missing here."""
     refused: str = ""
@@ -411,7 +413,7 @@ class FolderState:
     @property
     def findings(self) -> list[str]:
         """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
-        found = [*self.damaged, *self.lost]
+        found = [*self.damaged, *self.lost, *self.lost_tasks]
         found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
         found += memory_messages(self.over_memory)
         found += filter(None, (self.head_note,))
@@ -422,6 +424,16 @@ class FolderState:
             message = f"{names} seen and left unused: dask uses {self.scheme}, not ucxx"
             found.append(f"{message}; `protocol: ucxx` uses it, not encrypted")
         return found
+
+
+def _lost_tasks(found: Mapping[str, files.LostTasks]) -> Iterator[str]:
+    """Yield which tasks were cut off; their names are the user's."""
+    for prefix, tasks in found.items():
+        what = f"{plural(tasks['number'], 'task')} {clean(prefix)}"
+        yield (
+            f"{what} started again: the job ended when it had run for {tasks['seconds']:.0f} s; "
+            "`task_time` says how long a task takes"
+        )
 
 
 class FolderReader:
@@ -471,6 +483,7 @@ class FolderReader:
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
+            lost_tasks=tuple(_lost_tasks(self._json(files.LOST_TASKS))),
             head_note=clean(jobs[NOTE].get(-1 if head is None else head, "")),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
             claims={n: job for n, job in jobs["claim"].items() if job},

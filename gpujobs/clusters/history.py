@@ -16,7 +16,9 @@ from typing import TypeVar
 
 from ..injob.events import Event, attempts_in, events_file
 from ..injob.folder import (
+    DRAINS,
     DamagedError,
+    Drained,
     Folder,
     all_gpus,
     open_file,
@@ -37,7 +39,7 @@ _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
 
-Line = TypeVar("Line", Event, oldfolder.OldEvent, UsageLine)
+Line = TypeVar("Line", Drained, Event, oldfolder.OldEvent, UsageLine)
 
 logger = logging.getLogger("gpujobs")
 
@@ -108,6 +110,8 @@ class History:
     hosts: tuple[HostSamples, ...] = ()
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why the GPUs of a job were not sampled."""
+    left: Mapping[str, str] = field(default_factory=dict)
+    """Why workers have left, by name."""
 
 
 def read_history(path: Path) -> History:
@@ -129,6 +133,7 @@ def read_history(path: Path) -> History:
     files = [path / events_file(attempt) for attempt in attempts_in(folder.names())]
     events = [event for file in files for event in _lines(file, Event)]
     events += map(oldfolder.as_event, _lines(path / oldfolder.EVENTS, oldfolder.OldEvent))
+    drains = list(_lines(path / DRAINS, Drained))
     return History(
         started=started,
         ended=ended,
@@ -136,7 +141,12 @@ def read_history(path: Path) -> History:
         gpus=tuple(gpus),
         hosts=tuple(hosts),
         problems=problems,
+        left={one.get("worker", ""): one.get("why", "") for one in drains if _has_left(one)},
     )
+
+
+def _has_left(line: Drained) -> bool:
+    return line.get("event") == "left"
 
 
 def _job_times(folder: Folder) -> tuple[dict[int, float], dict[int, float]]:

@@ -179,6 +179,22 @@ def _remove(
     return record
 
 
+DRAIN_INTERVAL = 2.0
+"""Seconds between two looks whether jobs have left."""
+
+
+def drain(record: ClusterRecord, ledger: Ledger, system: System = HOST) -> None:
+    """Let the workers of a cluster end their tasks and leave, but those of the head's job; wait.
+
+    That takes as long as their tasks, at most until their jobs end. Raises InputError if the
+    cluster cannot be scaled from here.
+    """
+    scale(record, {group.name: 0 for group in record.groups}, ledger)
+    monitor = ClusterMonitor([ledger.get(record.id)], ledger, system=system)
+    while any(job.active and job.workers and not job.head for job in monitor.report().jobs):
+        system.sleep(DRAIN_INTERVAL)
+
+
 # -- cancel clusters, and find those that their owner has left -------------------------------------
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""

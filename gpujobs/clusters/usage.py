@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
+from ..injob.configuration import WALLTIME
 from ..injob.names import is_slice
 from .history import Connection, GpuSamples, History, HostSamples, Sample
 from .report import ClusterReport, JobPhase, JobReport
@@ -43,6 +44,14 @@ class JobUsage:
     replaced_by: int | None = None
     hosts: tuple[HostSamples, ...] = ()
     """By node."""
+    drained: bool = False
+    """Whether all its workers left before its walltime, when no task would have ended."""
+
+    @property
+    def saved_seconds(self) -> float:
+        """GPU seconds of its walltime that were not used, as its workers left early."""
+        early = self.drained and self.ended is not None
+        return self.gpus * max(0.0, self.walltime - self.seconds) if early else 0.0
 
     @property
     def seconds(self) -> float:
@@ -139,6 +148,16 @@ class UsageReport:
             name: _gpu_hours([job for job in self.jobs if job.report.group == name])
             for name in names
         }
+
+    @property
+    def drained(self) -> list[JobUsage]:
+        """The jobs whose workers left before their walltime."""
+        return [job for job in self.jobs if job.drained]
+
+    @property
+    def saved_hours(self) -> float:
+        """GPU hours of walltimes that were not used, as workers left early."""
+        return sum(job.saved_seconds for job in self.jobs) / HOUR
 
     @property
     def charges(self) -> dict[str, float]:
@@ -285,7 +304,8 @@ def make_usage(
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
-    problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.bad_nodes]
+    problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.folder.lost_tasks]
+    problems += cluster.bad_nodes
     if targets.problem:
         problems.append(targets.problem)
     replaced = tuple(_with_replacements(cluster, jobs))
@@ -316,6 +336,7 @@ def _job_usage(cluster: ClusterReport, job: JobReport, history: History, now: fl
         connections=within,
         gpu_samples=tuple(_during(gpu, start, until) for gpu in gpus),
         hosts=tuple(_during(host, start, until) for host in hosts),
+        drained=bool(names) and all(history.left.get(name) == WALLTIME for name in names),
     )
 
 
@@ -404,7 +425,7 @@ def _lost(cluster: ClusterReport, jobs: Iterable[JobUsage]) -> Iterable[JobUsage
     end = cluster.folder.end_time(math.inf)
     for job in jobs:
         by_itself = job.ended is not None and job.report.number not in cluster.record.removed
-        if by_itself and job.until < end:
+        if by_itself and job.until < end and not job.drained:
             yield job
 
 

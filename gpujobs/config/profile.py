@@ -397,6 +397,11 @@ class Group(model.Model):
     walltime: int | None = model.optional(
         model.DURATION, "time limit of each job, e.g. 2h or 02:00:00; default: the site's"
     )
+    task_time: int | None = model.optional(
+        model.DURATION,
+        "how long a task takes at most: no worker starts one that its job would cut off; "
+        "default: as long as those that were seen",
+    )
     start_workers: int | None = model.optional(
         model.AMOUNT,
         "`run` starts when so many workers are connected; default: 1, or all of an allocation",

@@ -79,7 +79,7 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
 
     async def target(self) -> int:
         """Return the number of workers that the tasks need."""
-        if not self.group:
+        if not self.group and not self._pool.jobs.drained:  # which dask counts like any other
             wanted: int = await super().target()
             return wanted
         call = getattr(self.scheduler, HANDLER)

@@ -219,7 +219,7 @@ def count_ends(
         if group and job.steady(now) and not job.counted:
             group.succeeded()
         job.counted = job.counted or job.steady(now)
-    failed = Counter(job.report.group for job in ended if not job.steady(now))
+    failed = Counter(job.report.group for job in ended if not (job.steady(now) or job.drained))
     for name, number in failed.items():
         if name in groups:
             groups[name].failed(number)

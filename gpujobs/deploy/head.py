@@ -25,7 +25,7 @@ from ..clusters.folder import FolderState
 from ..errors import InputError, JobFailedError, Position, Problem
 from ..injob.demand import GIVE_UP
 from ..injob.folder import EndKind
-from ..injob.names import LOOPBACK, is_encrypted
+from ..injob.names import DRAIN, DRAINED, LOOPBACK, is_encrypted
 from ..injob.network import confine, first_free, on_loopback, port_range
 from ..injob.registry import idle_message
 from ..planning.plan import Plan
@@ -231,8 +231,8 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
 
 
 # -- workers, their load, retiring them ------------------------------------------------------------
-RETIRE_TIMEOUT = 30.0
-"""Seconds for workers that must go to transfer their data."""
+LEAVE_INTERVAL = 0.2
+"""Seconds between two looks whether workers have left."""
 CLOSE_WORKERS_TIMEOUT = 1.0
 """Seconds for workers to exit when the cluster is closed."""
 CLOSE_SCHEDULER_TIMEOUT = 1.5
@@ -325,14 +325,37 @@ class DaskControl:
             await asyncio.wait_for(call(error=pickled), QUERY_TIMEOUT)
 
     async def retire(self, names: list[str]) -> None:
-        """Let workers transfer their data and close them."""
+        """Let workers end their tasks and transfer their data; return when they have left.
+
+        Tasks may take as long as the jobs of the workers have.
+        """
         if self._cluster.status != Status.running:
             return
-        with contextlib.suppress(Exception):  # workers that take too long are cancelled
-            retire = self._cluster.scheduler_comm.retire_workers(
-                names=names, close_workers=True, remove=True
-            )
-            await asyncio.wait_for(retire, RETIRE_TIMEOUT)
+        drain = getattr(self._cluster.scheduler_comm, DRAIN)
+        with contextlib.suppress(Exception):  # the cluster ends: its workers need not transfer data
+            await drain(names=names, why="scale")
+            while self._cluster.status == Status.running and not (
+                self._connected.isdisjoint(names)
+            ):
+                await asyncio.sleep(LEAVE_INTERVAL)
+
+    @property
+    def _connected(self) -> frozenset[str]:
+        """Names of the workers; none if the connection to the dask scheduler is lost."""
+        return self.connected or frozenset()
+
+    async def drained(self) -> tuple[frozenset[str], float] | None:
+        """Return the names of the workers that leave, and the seconds of the longest task.
+
+        None if the dask scheduler does not answer.
+        """
+        if self.connected is None:
+            return None
+        with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
+            call = getattr(self._cluster.scheduler_comm, DRAINED)
+            found = await asyncio.wait_for(call(), QUERY_TIMEOUT)
+            return frozenset(found["names"]), found["task_time"]
+        return None
 
     async def close_clients(self) -> None:
         """Close the clients of the cluster here; dask logs what they send to a closed scheduler.

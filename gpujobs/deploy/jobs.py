@@ -12,7 +12,7 @@ from distributed.core import Status
 
 from ..clusters.report import ClusterReport, JobPhase, JobReport, json_phase
 from ..clusters.resize import jobs_to_release
-from ..planning.render import warning
+from ..planning.lifetime import warning
 from ..schedulers import JobId
 
 
@@ -118,6 +118,8 @@ class PoolJob:
     phase: Phase = Waiting()
     leaving: bool = False
     """Its walltime is nearly over; it no longer counts towards the target."""
+    drained: bool = False
+    """All of its workers leave, as its rest is too short for a task: nor does it count then."""
     idle_since: float | None = None
     counted: bool = False
     """Its success has been counted."""
@@ -132,7 +134,8 @@ class PoolJob:
         ``start_timeout``: seconds for which a requeued job may be without its workers.
         """
         if self._is_requeued(report):
-            self.phase, self.queued, self.leaving = Waiting(again=True), now, False
+            self.phase, self.queued = Waiting(again=True), now
+            self.leaving = self.drained = False
         self.phase = next_phase(self.phase, report, now, start_timeout)
         before = self.report
         known_start = before.began if report.began is None else report.began
@@ -145,6 +148,11 @@ class PoolJob:
             return False
         starts = {self.report.began, report.began} - {None}
         return report.waits or len(starts) > 1
+
+    def note_drained(self, names: frozenset[str]) -> None:
+        """Note whether its workers, of ``names``, leave; when none is connected, they have left."""
+        if self.report.connected:
+            self.drained = names.issuperset(self.report.connected) and not self.report.head
 
     def judged(self, report: JobReport) -> JobReport:
         """Return the report with all that is known of a requeued job: its workers start again."""
@@ -218,6 +226,10 @@ class PoolJobs:
         self.past: deque[JobReport] = deque(maxlen=200)
         self.longest_wait = 0.0
         """Seconds that a job has waited in the queue before it ran; the longest so far."""
+        self.drained: frozenset[str] = frozenset()
+        """Names of the workers that leave."""
+        self.task_time = 0.0
+        """Seconds of the longest task that may start: so long before its end a worker leaves."""
         self._walltimes = walltimes
         self._start_timeout = start_timeout
         self._waits = {group: deque[float](maxlen=RECENT) for group in walltimes}
@@ -263,6 +275,7 @@ class PoolJobs:
                 changed |= known.update(replace(job, head=head), now, self._start_timeout)
                 if isinstance(before, Waiting) and known.started is not None:
                     self._note_wait(known, before, now)
+                known.note_drained(self.drained)
         self._note_leaving(now)
         return changed
 
@@ -296,19 +309,20 @@ class PoolJobs:
         """Return how many seconds before a job of a group must leave its successor is submitted.
 
         As long as the last jobs have waited in the queue, or those wait that are in it, and the
-        start of the workers; so that these can take over the data.
+        start of the workers; so that these can take over the data. And as long before as workers
+        leave for the sake of their tasks.
         """
         walltime = self._walltimes[group] or 0
         waits = [now - job.queued for job in self.counting(group) if job.started is None]
         wait = max([*self._waits[group], *waits], default=0.0)
         longest = LONGEST_LEAD * _working_time(walltime)
-        return min(longest, wait + min(START_UP, walltime / 4))
+        return min(longest, wait + min(START_UP, walltime / 4) + self.task_time)
 
     # -- query -------------------------------------------------------------------------------------
     def counting(self, group: str | None = None) -> list[PoolJob]:
         """Return the jobs that count towards the target of a group; None: of all groups."""
-        found = [job for job in self.active.values() if job.report.workers and not job.leaving]
-        return [job for job in found if group in (None, job.report.group)]
+        active = [job for job in self.active.values() if group in (None, job.report.group)]
+        return [job for job in active if job.report.workers and not (job.leaving or job.drained)]
 
     def numbers(self, *, counting: bool = False) -> Counter[str]:
         """Return how many jobs with workers each group has; or only those that count."""
@@ -340,9 +354,12 @@ class PoolJobs:
         return next((f"; the last job that failed: {reason}" for reason in failed), "")
 
     def devices(self, but: str | None = None) -> set[str]:
-        """Return the GPUs of this machine that jobs use, ``but`` not those of that group."""
-        jobs = (job for job in self.active.values() if job.report.group != but)
-        return {device for job in jobs for device in job.devices}
+        """Return the GPUs of this machine that jobs use, ``but`` not those of that group.
+
+        Jobs that were released use theirs until they have ended.
+        """
+        jobs = (*self.active.values(), *self.released.values())
+        return {device for job in jobs if job.report.group != but for device in job.devices}
 
     def reports(self) -> list[JobReport]:
         """Return the active jobs, then the past ones, newest first."""

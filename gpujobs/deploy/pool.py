@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -341,18 +342,31 @@ class JobPool:
 
     # -- remove ------------------------------------------------------------------------------------
     async def remove(self, jobs: Sequence[PoolJob], retire: Retire) -> None:
-        """Remove jobs: their workers transfer their data through ``retire``, then one cancel."""
+        """Remove jobs. Those with workers are cancelled when ``retire`` has let these leave.
+
+        That may take as long as their tasks: it goes on in the background.
+        """
         if not jobs:
             return
         for job in jobs:  # first of all, so that they are not replaced
             self.jobs.release(job, JobPhase.LEAVING, "removed")
         reports = [job.report for job in jobs]
         self.record = await asyncio.to_thread(note_removed, self.record, reports, self.ledger)
-        names = [name for job in jobs for name in job.report.connected]
-        if names:
-            await retire(names)
+        leaving = [job for job in jobs if job.report.connected]
+        for job in leaving:
+            job.cancel_again = math.inf
+        if leaving:
+            in_background(self._cancel_later(leaving, retire), self.id)
         self.query_soon()
-        await self._canceller.cancel(jobs)
+        if others := [job for job in jobs if not job.report.connected]:
+            await self._canceller.cancel(others)
+
+    async def _cancel_later(self, jobs: Sequence[PoolJob], retire: Retire) -> None:
+        """Cancel jobs when their workers have left; most have ended by then."""
+        await retire([name for job in jobs for name in job.report.connected])
+        if not self._closing.is_set():
+            self.query_soon()
+            await self._canceller.cancel(jobs)
 
     def end(self, kind: EndKind, reason: str) -> None:
         """Write `ended`: every job that finds it exits."""

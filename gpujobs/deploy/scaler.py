@@ -30,7 +30,7 @@ class Retirer:
         self._names: set[str] = set()
 
     async def retire(self, names: Iterable[str]) -> None:
-        """Let workers transfer their data and close them."""
+        """Let workers end their tasks and transfer their data; return when they have left."""
         new = [name for name in names if name not in self._names]
         if not new:
             return
@@ -167,7 +167,7 @@ class Scaler:
             message = "a submission got no reply, and its jobs may still be accepted"
             raise UnavailableError(message, hint="try again in two minutes")
         # Jobs that are about to leave count for the limits: their successors may have to wait.
-        leaving = self.pool.jobs.numbers()[group.name] - len(counting)
+        leaving = self.pool.jobs.occupied()[group.name] - len(counting)
         count = max(-surplus - leaving, min(-surplus, self.pool.room(group)))
         try:
             if count > 0:
@@ -339,6 +339,8 @@ class Scaler:
         pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.halts()
         if end := self.dask.end_of_scheduler():
             pool.end(*end)
+        if found := await self.dask.drained():
+            pool.jobs.drained, pool.jobs.task_time = found
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.in_vain else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")

@@ -7,11 +7,10 @@ user has set one. Modules that dask preloads are added to those of the user.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .names import PRELOAD
 
@@ -20,9 +19,21 @@ if TYPE_CHECKING:
 
 RESOURCES = "distributed.worker.resources"
 DIRECTORY = "temporary-directory"
-_LIFETIME = "distributed.worker.lifetime"
-LIFETIME = "GPUJOBS_LIFETIME"
-"""Variable of jobs whose workers exit before the walltime: ``DURATION STAGGER``, in seconds."""
+LIFE = "GPUJOBS_LIFE"
+"""Variable of a job's workers: ``STARTED ENDS TASK_TIME``, see `life_variable`."""
+
+WALLTIME = "the walltime"
+"""Why workers leave whose job has no time for another task."""
+MARGIN = 5.0
+"""Seconds between the end of the longest task and that of the job, besides those for the data."""
+
+
+def life_variable(started: float, ends: float, task_time: float = 0.0) -> str:
+    """Return `LIFE`: when the job started and must have left, seconds since the epoch of its node.
+
+    ``ends``: infinity without a walltime. ``task_time``: of the longest task, as the user states.
+    """
+    return f"{started} {ends} {task_time}"
 
 
 def parse_resources(text: str) -> dict[str, float]:
@@ -31,11 +42,11 @@ def parse_resources(text: str) -> dict[str, float]:
     return {name: float(amount) for name, amount in pairs}
 
 
-def add_defaults(resources: str, directory: str, arguments: Sequence[str] = ()) -> None:
+def add_defaults(resources: str, directory: str) -> None:
     """Add what workers have by default to dask's configuration, unless the user has set it.
 
-    ``arguments``: of dask's command. Call this before distributed is imported, which adds its own
-    defaults: until then, the configuration is the user's.
+    Call this before distributed is imported, which adds its own defaults: until then, the
+    configuration is the user's.
     """
     import dask
 
@@ -45,20 +56,7 @@ def add_defaults(resources: str, directory: str, arguments: Sequence[str] = ()) 
         defaults[RESOURCES] = {**parse_resources(resources), **(get(RESOURCES, None) or {})}
     if directory and not get(DIRECTORY, None):
         defaults[DIRECTORY] = directory
-    if not any(word.startswith("--lifetime=") for word in arguments):
-        defaults.update(_lifetime(os.environ, get))
     dask.config.set(defaults)
-
-
-def _lifetime(environ: Mapping[str, str], get: Any) -> dict[str, object]:
-    """Return the lifetime of workers; without a stagger of ours if the duration is the user's."""
-    if LIFETIME not in environ or get(f"{_LIFETIME}.duration", None) is not None:
-        return {}
-    duration, stagger = environ[LIFETIME].split()
-    found: dict[str, object] = {f"{_LIFETIME}.duration": f"{duration} s"}
-    if get(f"{_LIFETIME}.stagger", None) is None:
-        found[f"{_LIFETIME}.stagger"] = f"{stagger} s"
-    return found
 
 
 def preloads(role: str) -> list[str]:

@@ -94,8 +94,13 @@ class _Group:
     plain_tasks: bool
 
     def __post_init__(self) -> None:
+        from distributed.core import Status
+
         every: Iterable[WorkerState] = self.scheduler.workers.values()
-        self._workers = [worker for worker in every if str(worker.name).startswith(self.prefix)]
+        own = [worker for worker in every if str(worker.name).startswith(self.prefix)]
+        self._nbytes: int = sum(worker.nbytes for worker in own)
+        # Those that leave end the tasks that they have, and others get their data.
+        self._workers = [worker for worker in own if worker.status != Status.closing_gracefully]
 
     def for_tasks(self, target_duration: float) -> int:
         """Return how many workers run all tasks within ``target_duration`` seconds, or can."""
@@ -109,9 +114,9 @@ class _Group:
     def for_memory(self) -> int:
         """Return how many workers hold the data of the group, with room to spare."""
         limit: int = sum(worker.memory_limit for worker in self._workers)
-        used: int = sum(worker.nbytes for worker in self._workers)
+        used = self._nbytes
         if not limit:
-            return len(self._workers) if used else 0
+            return max(1, len(self._workers)) if used else 0
         if used > _FULL * limit:
             return 2 * len(self._workers)
         return math.ceil(2 * used / (limit / len(self._workers)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from .configuration import LIFETIME
+from .configuration import LIFE, life_variable
 from .events import DaskWorkers, EventReader, events_file
 from .folder import (
     EXIT_FAILED,
@@ -34,11 +34,8 @@ from .process import STOP_DASK, ManagedProcess, is_process, visible_process, wit
 from .rank import job_log, lost_file, node_file, report_lost, start_launcher
 from .workerhost import preset
 
+
 # -- the workers of a job: their names, and how long they live -------------------------------------
-_LONGEST_STAGGER = 60
-"""Seconds over which dask spreads the exits of workers."""
-
-
 def worker_names(options: SuperviseOptions) -> list[str]:
     """Return the names of the workers of a job."""
     cluster_id = Folder(options.folder).cluster_id
@@ -58,15 +55,13 @@ def enough_workers(options: SuperviseOptions, registered: Iterable[str]) -> bool
     return len(names) >= options.start_workers
 
 
-def lifetime(walltime: Walltime, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that ends workers before the walltime, if ``environ`` has none.
+def life(options: SuperviseOptions, walltime: Walltime, *, endless: bool) -> dict[str, str]:
+    """Return the variable by which the dask scheduler knows when the workers of a job must leave.
 
-    A lifetime in the user's configuration, or in the options of the workers, has priority.
+    ``endless``: they are beside the dask scheduler, which ends with them.
     """
-    if walltime.left() == float("inf") or LIFETIME in environ:
-        return {}
-    seconds = walltime.workers_lifetime()
-    return {LIFETIME: f"{seconds} {min(_LONGEST_STAGGER, seconds // 10)}"}
+    left = float("inf") if endless else walltime.workers_lifetime()
+    return {LIFE: life_variable(options.started, time.time() + left, options.task_time)}
 
 
 # -- attempts of a cluster with `requeue` ----------------------------------------------------------
@@ -116,6 +111,8 @@ _STOP_TIMEOUT = 3
 """Seconds that a process has between SIGTERM and SIGKILL."""
 _RANKS_EXIT_TIMEOUT = 30
 """Seconds that the ranks have to exit when the script is over."""
+SCALE = "scale"
+"""Why a job leaves that is no longer wanted."""
 _NAMES_SHOWN = 4
 _NODE_TIMEOUT = 60.0
 """Seconds without any worker after which a node of an allocation is lost."""
@@ -208,7 +205,8 @@ class Job:
             self._sampler.kill()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop_reason = self.stop_reason or signal.Signals(number).name
+        if self.stop_reason in ("", SCALE):  # which has all the time of the job
+            self.stop_reason = signal.Signals(number).name
 
     def _exit(self, job_exit: JobExit) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -233,10 +231,10 @@ class Job:
         """Start the workers of this job, and the sampler of a job of one node."""
         if not self.options.workers:
             return
-        environ = self.environ
         # Workers beside `run` end with it: they do its last tasks near the walltime.
-        if self.options.client_owns or not self.is_head:
-            environ = {**environ, **lifetime(self.walltime, environ)}
+        environ = self.environ
+        if self.options.node is None or LIFE not in environ:  # else the job has set it
+            environ = {**environ, **life(self.options, self.walltime, endless=self.is_head)}
         try:
             if self.options.ranks:  # each node, or rank, takes its GPUs by itself
                 self.worker_processes = start_launcher(self.options, environ)
@@ -381,7 +379,7 @@ class Job:
         names = self.folder.names()
         self._check_folder(bool(names))
         if f"leave-{self.options.job}" in names and not self.is_head:
-            self.stop_reason = self.stop_reason or "scale"
+            self.stop_reason = self.stop_reason or SCALE
         if self.options.node_numbers:
             self._check_lost()
         if "rank-error" in names and self.worker_processes:

@@ -105,6 +105,6 @@ class Walltime:
         """Return whether a signal of the batch scheduler may be its warning before the walltime."""
         return self.left() <= self._warning + _SIGNAL_EARLY
 
-    def workers_lifetime(self) -> int:
+    def workers_lifetime(self) -> float:
         """Return for how many seconds a worker that starts now may run."""
-        return max(10, int(self.left() - self._warning))
+        return max(10.0, self.left() - self._warning)

@@ -54,6 +54,7 @@ class SuperviseOptions:
         "GROUP=N,…: and with so many of groups", type=_words, default=()
     )
     start_timeout: int = _option("limit for processes to register", type=int, default=300)
+    task_time: int = _option("the longest task, as the user states", type=int, default=0)
     ask_outside: bool = _option("the batch script runs queries", action="store_true")
     cancel: str = _option("command that cancels waiting jobs; ids are appended", default="")
     attempt: int = _option("which start of the cluster this is", type=int, default=1)

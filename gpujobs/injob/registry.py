@@ -16,8 +16,10 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
+from .drain import offer_drain
+from .drains import install_drain
 from .events import VERSION, Event, EventQueue, events_file
-from .folder import Folder, OverMemory, RegisteredWorker
+from .folder import DRAINS, Folder, OverMemory, RegisteredWorker
 from .gpus import bind, choose_cpus, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
@@ -97,6 +99,7 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         gpu = worker_gpu()  # the worker sends it to the dask scheduler when it registers
         server.startup_information["gpujobs"] = lambda _: gpu
         _bind(server)
+        offer_drain(server, os.environ)
     elif isinstance(server, Scheduler):
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         rules = parse_rules(os.environ.get(END_AFTER, ""))
@@ -186,6 +189,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._add(opened)
         self._start_write()  # jobs wait for the address
         self._scheduler.add_plugin(self, name=_NAME)
+        drains = AppendedLines(self._folder, DRAINS)
+        install_drain(self._scheduler, self._folder, drains, in_owner=self._in_owner)
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))

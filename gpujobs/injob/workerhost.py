@@ -256,7 +256,7 @@ class _Host:
         _replace_environ(without_preset(os.environ))
         import dask
 
-        add_defaults(options.resources, options.local_directory, arguments)
+        add_defaults(options.resources, options.local_directory)
         dask.config.set({NANNY_PRELOAD: [*dask.config.get(NANNY_PRELOAD, []), _MODULE]})
         chosen = dask.config.get(_METHOD, None)  # by the user: distributed is not imported yet
         if chosen is not None or any(word.startswith(_METHOD_OPTION) for word in arguments):

@@ -24,9 +24,9 @@ from .folder import (
     modified_at,
     owner_file,
 )
-from .job import Job, JobExit, failure, over, worker_names
+from .job import SCALE, Job, JobExit, failure, over, worker_names
 from .log import append_output_to, log
-from .names import JUDGE, OWNER, PROTOCOL, RECORD, RUN, VERDICT, job_file
+from .names import DRAIN, JUDGE, OWNER, PROTOCOL, RECORD, RUN, VERDICT, job_file
 from .network import Reach, dask_config, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
 from .process import ManagedProcess
@@ -159,22 +159,31 @@ class JobsWatch:
         self._judge = ManagedProcess("judge", argv, job_log(self._options), self._environ)
 
 
-# -- retire workers: move their data to other workers, and close them ------------------------------
+# -- retire workers: let them leave, in what time is left ------------------------------------------
+_CONNECT_TIMEOUT = 60.0
+_LOOK_INTERVAL = 0.5
+_LONGEST_FOR_DATA = 30.0
+"""Seconds for workers to transfer their data; until then, their tasks may end. At most half."""
+
+
 def retire(options: RetireOptions) -> int:
-    """Retire workers; return 0 if that took at most ``timeout`` seconds, else 1.
+    """Let workers leave; return 0 if that took at most ``timeout`` seconds, else 1.
 
     Return 1 at once if the dask scheduler does not have them any more.
     """
     from distributed import Client
 
-    wanted = set(options.workers)
-    deadline = time.monotonic() + options.timeout
-    with Client(timeout=options.timeout) as client:
-        # If no other worker can take the data, the dask scheduler does nothing and returns {}.
-        while time.monotonic() < deadline and not wanted.isdisjoint(_connected(client)):
-            if client.retire_workers(names=list(wanted), close_workers=True):
+    wanted, deadline = set(options.workers), time.monotonic() + options.timeout
+    limit = options.timeout - min(_LONGEST_FOR_DATA, options.timeout / 2)
+    with Client(timeout=min(options.timeout, _CONNECT_TIMEOUT)) as client:
+        if wanted.isdisjoint(_connected(client)):
+            return 1
+        drain = getattr(client.scheduler, DRAIN)
+        client.sync(drain, names=list(wanted), limit=limit, why="its job ends")
+        while time.monotonic() < deadline:
+            if wanted.isdisjoint(_connected(client)):
                 return 0
-            time.sleep(1)
+            time.sleep(_LOOK_INTERVAL)
     return 1
 
 
@@ -198,6 +207,10 @@ _END_OF_HEAD_TIMEOUT = 8
 _RETIRE_TIMEOUT = 20.0
 """Seconds to transfer data to other workers, if there is no walltime to count from."""
 _RETIRE_WALLTIME_TIMEOUT = 60.0
+_LONGEST_LEAVE = 30 * 24 * 3600.0
+"""Seconds in which tasks of a job without a walltime end that is no longer wanted."""
+_EXIT_TIMEOUT = 5.0
+"""Seconds in which a worker exits that has left."""
 _WALLTIME_RESERVE = 5
 
 
@@ -331,24 +344,44 @@ class Workers(Job):
         names = [name for name in worker_names(self.options) if name in registered]
         reason = self.stop_reason or "the walltime is nearly over"
         log(f"stopping ({reason}): {', '.join(names) or 'no worker is registered'}")
-        if names:
+        if names and self.stop_reason == SCALE:
+            self._leave(names)
+        if names and any(process.running for process in self.worker_processes):
             self._transfer_data(names)
         # If the batch scheduler cancelled this job, its exit code may be the only sign of that.
         cancelled = self.stop_reason.startswith("SIG") and not self.walltime.explains_signal()
         raise JobExit(EXIT_STOPPED if cancelled else 0)
 
+    def _leave(self, names: list[str]) -> None:
+        """Let the workers end their tasks, however long these take, until the job must stop."""
+        seconds = min(_LONGEST_LEAVE, self.walltime.workers_lifetime())
+        helper = self._start_retire(names, seconds)
+        while self._retires(helper) and self.stop_reason == SCALE:
+            if self.walltime.nearly_over():
+                break
+            time.sleep(0.25)
+        for process in self.worker_processes:
+            process.wait(_EXIT_TIMEOUT if helper.exit_code == 0 else 0.5)
+        helper.kill()
+
+    def _start_retire(self, names: list[str], seconds: float) -> ManagedProcess:
+        argv = [sys.executable, str(self.folder.archive), "retire"]
+        argv += [f"--timeout={seconds}", f"--workers={','.join(names)}"]
+        return ManagedProcess("retire", argv, job_log(self.options), self.environ)
+
+    def _retires(self, helper: ManagedProcess) -> bool:
+        """Return whether workers are about to leave, and the cluster has not ended."""
+        return (
+            helper.running
+            and any(process.running for process in self.worker_processes)
+            and {"ended", over(self.options.attempt)}.isdisjoint(self.folder.names())
+        )
+
     def _transfer_data(self, names: list[str]) -> None:
         timeout = self._retire_timeout()
         deadline = time.monotonic() + timeout
-        argv = [sys.executable, str(self.folder.archive), "retire"]
-        argv += [f"--timeout={timeout}", f"--workers={','.join(names)}"]
-        helper = ManagedProcess("retire", argv, job_log(self.options), self.environ)
-        while (
-            helper.running
-            and any(process.running for process in self.worker_processes)
-            and time.monotonic() < deadline
-            and {"ended", over(self.options.attempt)}.isdisjoint(self.folder.names())
-        ):
+        helper = self._start_retire(names, timeout)
+        while self._retires(helper) and time.monotonic() < deadline:
             time.sleep(0.25)
         retired = helper.exit_code == 0
         for process in self.worker_processes:

@@ -16,6 +16,7 @@ from .demand import Machine, find_demand
 from .directives import DirectiveWriter
 from .hostmemory import MemoryRequest, cpu_share, requested_memory
 from .layouts import Layout
+from .lifetime import check_task_time
 from .limits import QueuedJobs
 from .queues import QueueChooser
 from .samerequests import report_same_requests
@@ -71,7 +72,9 @@ class GroupPlanner:
         keys, notes = chooser.equal_queues(chosen)
         self._note(notes)
         queues = list(dict.fromkeys(self.site.queue_name(key) for key in keys))
-        return self._jobs(name, chosen.key, chosen.shape, queues=queues)
+        group = self._jobs(name, chosen.key, chosen.shape, queues=queues)
+        check_task_time(self.diagnostics, group.walltime)
+        return group
 
     def plan_head(self, key: str, shape: JobShape) -> JobGroup:
         """Return the head's own job, of this ``shape`` in the queue ``key``."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from ..injob.configuration import MARGIN
 from ..injob.demand import RULES
 from ..schedulers import Scheduler
 from ..text import plural, walltime_text
@@ -16,6 +17,29 @@ DEFAULT = 1800
 """Seconds without tasks and clients after which a cluster without `run` ends."""
 _OF_SUBMITTED = ("idle_timeout", "client_timeout", "requeue", "walltime_exit")
 """Keys of a profile that do nothing in a cluster that a Python process owns."""
+
+SHORTEST_WARNING, LONGEST_WARNING = 10, 60
+"""Bounds of `warning`, in seconds."""
+
+
+def warning(walltime: int | None) -> int:
+    """Return how many seconds before its walltime a job starts to shut down: a tenth of it."""
+    if not walltime:
+        return LONGEST_WARNING
+    return min(LONGEST_WARNING, max(SHORTEST_WARNING, walltime // 10))
+
+
+def check_task_time(diagnostics: Diagnostics, walltime: int | None) -> None:
+    """Report a `task_time` that is longer than a worker ever lives; ``walltime``: of its job."""
+    task_time = diagnostics.spec.profile.task_time
+    if not task_time or not walltime:
+        return
+    most = walltime - warning(walltime) - round(MARGIN)
+    if task_time > most:
+        shown = walltime_text(task_time)
+        message = f"`task_time` is {shown}, but a worker has {max(0, most)} s for its tasks"
+        hint = f"a job leaves {warning(walltime)} s before its walltime: ask for a longer one"
+        diagnostics.profile_error(message, "task_time", hint=hint)
 
 
 @dataclass(frozen=True)

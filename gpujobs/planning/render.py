@@ -30,13 +30,11 @@ from ..schedulers.local import INHERIT
 from ..text import control_character
 from .bash import Bash, command, with_variables, without
 from .layouts import SCHEDULER_FILE
-from .lifetime import Replaces
+from .lifetime import Replaces, warning
 from .plan import Plan
 from .shape import JobGroup
 
 # -- command lines ---------------------------------------------------------------------------------
-SHORTEST_WARNING, LONGEST_WARNING = 10, 60
-"""Bounds of `warning`, in seconds."""
 LEASE = 60
 """Seconds after which the head's job ends if the owning process no longer renews its lease."""
 
@@ -57,13 +55,6 @@ def roles_of(plan: Plan, jobs: JobGroup) -> JobRoles:
     """Return the roles of ``jobs`` in a cluster without an owner."""
     may_be_head = plan.may_be_head(jobs)
     return JobRoles(scheduler=may_be_head, workers=jobs.group != HEAD, run=may_be_head)
-
-
-def warning(walltime: int | None) -> int:
-    """Return how many seconds before its walltime a job starts to shut down: a tenth of it."""
-    if not walltime:
-        return LONGEST_WARNING
-    return min(LONGEST_WARNING, max(SHORTEST_WARNING, walltime // 10))
 
 
 def single_job(plan: Plan) -> bool:
@@ -99,6 +90,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
 
 def _start_options(plan: Plan, jobs: JobGroup, roles: JobRoles) -> list[str]:
     options = [f"--start-timeout={plan.profile.start_timeout}"]
+    if roles.workers and jobs.profile.task_time:
+        options.append(f"--task-time={jobs.profile.task_time}")
     if roles.workers and jobs.group:
         options.append(f"--group={jobs.group}")
     if roles.run and plan.profile.run:

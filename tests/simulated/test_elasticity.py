@@ -75,6 +75,40 @@ def test_jobs_above_a_new_maximum_leave_within_seconds_although_they_are_busy(
     run(tmp_path, story)
 
 
+def test_a_job_whose_workers_leave_early_is_replaced_before_it_ends(tmp_path: Path) -> None:
+    """It counts no more, also when they have left and Slurm still has it."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        assert numbers(cluster) == [0, 1]
+        cluster.dask.leaving = {*slurm.alive[0].workers}
+        await asyncio.sleep(120)
+        assert numbers(cluster) == [1, 2] and len(slurm.alive) == 3
+        slurm.retired.update(cluster.dask.leaving)
+        cluster.dask.leaving = set()
+        await asyncio.sleep(20)
+        assert numbers(cluster) == [1, 2]
+        await asyncio.sleep(300)
+        assert [job.number for job in slurm.alive] == [1, 2]
+
+    run(tmp_path, story)
+
+
+def test_a_job_whose_workers_stay_after_all_counts_again(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        cluster.dask.leaving = {*slurm.alive[0].workers}
+        await asyncio.sleep(10)
+        assert numbers(cluster) == [1, 2]
+        cluster.dask.leaving = set()
+        await asyncio.sleep(120)
+        assert len(numbers(cluster)) == 2 == len(slurm.alive)
+
+    run(tmp_path, story)
+
+
 def test_a_minimum_above_the_maximum_is_said_in_these_words(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         adaptive = cluster.adapt(minimum=6, maximum=2)

@@ -458,6 +458,8 @@ class SimulatedDask:
     """Called with the jobs that `adapt` releases."""
     messages: list[str] = field(default_factory=list)
     open: bool = True
+    leaving: set[str] = field(default_factory=set)
+    """Workers that the dask scheduler lets leave before their walltime."""
     given_up: Exception | None = None
     """The error of the tasks that clients wait for."""
 
@@ -476,6 +478,9 @@ class SimulatedDask:
 
     async def load(self) -> dict[str, int]:
         return dict.fromkeys(self.slurm.busy, 1)
+
+    async def drained(self) -> tuple[frozenset[str], float]:
+        return frozenset(self.leaving), 0.0
 
     async def give_up(self, error: Exception | None) -> None:
         self.given_up = error

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpujobs.clusters.prepare import make_cluster_plan
-from gpujobs.injob.configuration import LIFETIME, preload_options
+from gpujobs.injob.configuration import preload_options
 from gpujobs.injob.names import PRELOAD
 from gpujobs.planning.render import render
 
@@ -27,7 +27,7 @@ distributed = pytest.importorskip("distributed")
 PROGRAM = """
 import json, sys
 from gpujobs.injob.configuration import add_defaults, preload_options
-add_defaults("GPU=2", "/scratch", sys.argv[1:])
+add_defaults("GPU=2", "/scratch")
 import dask, distributed
 worker = dask.config.get("distributed.worker")
 options = [preload_options(role, sys.argv[1:]) for role in ("worker", "scheduler")]
@@ -40,7 +40,7 @@ def configured(folder: Path, values: dict[str, Any], *arguments: str, **environ:
     """Return resources, lifetime, directory and preloads of workers of a user with this configuration."""
     path = folder / "dask.yaml"
     path.write_text(text_of(values))
-    own = {LIFETIME: "900 60", "DASK_CONFIG": str(path), "DASK_ROOT_CONFIG": "/nosuch", **environ}
+    own = {"DASK_CONFIG": str(path), "DASK_ROOT_CONFIG": "/nosuch", **environ}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         env={**os.environ, "HOME": str(folder), **own},
@@ -56,7 +56,7 @@ def configured(folder: Path, values: dict[str, Any], *arguments: str, **environ:
 def test_defaults_apply_where_the_user_has_set_nothing(tmp_path: Path) -> None:
     resources, lifetime, directory, *preloads = configured(tmp_path, {})
     assert resources == {"GPU": 2} and directory == "/scratch"
-    assert lifetime == {"duration": "900 s", "stagger": "60 s", "restart": False}
+    assert lifetime == {"duration": None, "stagger": "0 seconds", "restart": False}
     assert preloads == [[OURS], [OURS]]
 
 
@@ -70,16 +70,6 @@ def test_the_configuration_of_the_user_has_priority(tmp_path: Path) -> None:
     assert resources == {"GPU": 2, "MEMORY": 3} and directory == "/own"
     assert lifetime == {"duration": "45s", "stagger": "0 seconds", "restart": False}
     assert preloads == [["--preload=a", "--preload=b", OURS], ["--preload=c", OURS]]
-
-
-def test_a_lifetime_of_the_user_has_no_stagger_of_ours(tmp_path: Path) -> None:
-    for words, environ in (
-        (["--lifetime=45s"], {}),
-        ([], {"DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION": "45s"}),
-    ):
-        lifetime = configured(tmp_path, {}, *words, **environ)[1]
-        assert lifetime["stagger"] == "0 seconds"
-        assert lifetime["duration"] == environ.get("DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION")
 
 
 def test_preloads_of_the_profile_replace_those_of_the_configuration() -> None:

@@ -233,3 +233,42 @@ def test_a_server_of_workers_can_be_forked() -> None:
     instantiate = source(distributed.Nanny.instantiate)
     assert "env=self.env" in instantiate
     assert "pre_spawn_env=self.pre_spawn_env" in instantiate
+
+
+def test_what_a_drain_uses_of_dask_is_there() -> None:
+    """`injob/drain.py` and `injob/rest.py`; `tests/unit/test_drain.py` tests what it does."""
+    from distributed import Scheduler, SchedulerPlugin, Worker
+    from distributed.core import Server, Status
+    from distributed.scheduler import TaskPrefix, WorkerState, heartbeat_interval
+    from distributed.shuffle._scheduler_plugin import ShuffleSchedulerPlugin
+
+    change = source(Scheduler.handle_worker_status_change)
+    assert "ws = self.workers.get(worker) if isinstance(worker, str) else worker" in change
+    assert "self.running.discard(ws) self.idle.pop(ws.address, None)" in change
+    assert "handler = self.stream_handlers[op]" in source(Server.handle_stream)
+    assert "extra = {**(extra or {}), " in source(Scheduler.handle_worker) or (
+        'extra={"worker": worker}' in source(Scheduler.handle_worker)
+    )
+    for name in ("transitions", "stimulus_queue_slots_maybe_opened", "worker_send", "set_restrictions"):  # fmt: skip
+        assert callable(getattr(Scheduler, name)), name
+    assert "startstops" in source(Scheduler.stimulus_task_finished) or (
+        "startstops" in source(Scheduler._transition_processing_memory)
+    )
+    for name in ("processing", "executing", "actors", "nbytes", "extra"):
+        assert name in WorkerState.__slots__, name
+    for name in ("states", "max_exec_time"):
+        assert name in TaskPrefix.__slots__ or hasattr(TaskPrefix, name), name
+    assert heartbeat_interval(1) > 0
+    parameters = inspect.signature(SchedulerPlugin.update_graph).parameters
+    assert {"tasks", "annotations"} <= parameters.keys()
+    assert "startstops" not in inspect.signature(SchedulerPlugin.transition).parameters
+    assert issubclass(Worker, Server) and Status.closing_gracefully
+    assert "if self.status in (Status.closing, Status.closing_gracefully):" in source(
+        Worker.close_gracefully
+    )  # so that a lifetime never ends a worker that leaves
+    assert "self.active_shuffles" in source(ShuffleSchedulerPlugin)
+    assert "workers = list(barrier.worker_restrictions)" in source(
+        ShuffleSchedulerPlugin._calculate_worker_for
+    )
+    text = source(Scheduler.retire_workers)
+    assert "workers_info_ok" in text and "return workers_info_ok" in text

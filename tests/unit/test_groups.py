@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.core import Status
 
 from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.clusters.folder import FolderState
@@ -252,7 +253,13 @@ def task(duration: float = -1.0, **resources: float) -> SimpleNamespace:
 
 
 def worker(name: str, processing: list[SimpleNamespace], nbytes: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(name=name, processing=processing, memory_limit=100, nbytes=nbytes)
+    return SimpleNamespace(
+        name=name,
+        processing=processing,
+        memory_limit=100,
+        nbytes=nbytes,
+        status=Status.running,
+    )
 
 
 def demand(workers: list[Any], queued: list[Any], unrunnable: list[Any], **group: Any) -> int:
@@ -284,3 +291,14 @@ def test_a_group_keeps_the_workers_that_hold_data() -> None:
         return demand([worker(f"c-gpu-{n}", [], nbytes) for n in range(4)], [], [])
 
     assert [held(n) for n in (0, 1, 20, 50, 61)] == [0, 1, 2, 4, 8]
+
+
+def test_workers_that_leave_are_no_capacity() -> None:
+    """They end the tasks that they have, and others get their data."""
+    gpu = task(10.0, GPU=1)
+    leaving = worker("c-gpu-0", [gpu] * 3, nbytes=50)
+    leaving.status = Status.closing_gracefully
+    assert demand([leaving], [], []) == 1  # for its data
+    other = worker("c-gpu-1", [gpu])
+    assert demand([leaving, other], [], []) == 1
+    assert demand([leaving, other], [], [gpu] * 2) == 3

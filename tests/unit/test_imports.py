@@ -133,13 +133,17 @@ def test_processes_are_started_in_one_module_on_each_side() -> None:
     assert users == ["batch/process.py", "injob/process.py"]
 
 
+IN_DASK = ("registry.py", "drain.py", "drains.py", "rest.py")
+"""Modules of processes of dask."""
+
+
 @each("path", sorted((PACKAGE / "injob").glob("*.py")), ids=lambda path: path.name)
 def test_injob_needs_only_the_standard_library_and_distributed(path: Path) -> None:
     """In a job it is a package of another name, in an environment without gpujobs."""
     others = {"dask", "distributed", "tornado", "pynvml", "mpi4py", "dask_mpi", "rmm", "cupy"}
     others |= {"psutil", "torch", "cryptography"}
     assert modules(path) <= others | sys.stdlib_module_names
-    if path.name != "registry.py":  # its processes are dask's
+    if path.name not in IN_DASK:
         assert not modules(path, lazy=False) & others
     assert all(target.parent == PACKAGE / "injob" for target in imported(path))
 

@@ -9,9 +9,10 @@ import pytest
 
 from gpujobs.config.model import keys_of
 from gpujobs.config.profile import RESERVED_OPTIONS, Workers
-from gpujobs.injob.configuration import LIFETIME
-from gpujobs.injob.job import lifetime
+from gpujobs.injob.configuration import LIFE
+from gpujobs.injob.job import life
 from gpujobs.injob.log import Walltime
+from gpujobs.injob.options import SuperviseOptions
 from gpujobs.planning import workeroptions
 
 from .support import error_of, made_plan
@@ -69,7 +70,13 @@ def test_refused_for_cuda_workers(home: Path, option: str, part: str) -> None:
     assert (f"set {DURATION[:-8]}{part} in `env`" in error) is bool(part)
 
 
-def test_workers_get_a_lifetime_only_with_a_walltime() -> None:
-    duration, stagger = lifetime(Walltime(0.0, 10**10, 60), {})[LIFETIME].split()
-    assert int(duration) > 10**9 and stagger == "60"
-    assert lifetime(Walltime(0.0, 0, 60), {}) == {}
+def test_workers_know_the_end_of_their_job_only_with_a_walltime() -> None:
+    options = SuperviseOptions("f", 0, started=5.0, task_time=9)
+
+    def words(walltime: Walltime, *, endless: bool = False) -> list[float]:
+        return [float(word) for word in life(options, walltime, endless=endless)[LIFE].split()]
+
+    began, ends, task_time = words(Walltime(0.0, 10**10, 60))
+    assert (began, task_time) == (5.0, 9.0) and abs(ends - (10**10 - 60)) < 5
+    assert words(Walltime(0.0, 0, 60))[1] == float("inf")
+    assert words(Walltime(0.0, 10**10, 60), endless=True)[1] == float("inf")

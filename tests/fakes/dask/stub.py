@@ -1,8 +1,8 @@
 """A stand-in for dask in jobs: workers register with a dask scheduler, and there are no tasks.
 
 A cluster of it costs a tenth of the CPU. It is for tests about the life of jobs: their submission, failures, signals
-and ends. Like dask's processes, those of the stub write the events of the workers, restart a worker that dies, and can
-retire workers. It has no clients, but for `distributed.Client` as far as a job uses it itself.
+and ends. Like dask's processes, those of the stub write the events of the workers and `drains.jsonl`, restart a worker that dies,
+and can retire workers. It has no clients, but for `distributed.Client` as far as a job uses it itself.
 """
 
 from __future__ import annotations
@@ -116,6 +116,11 @@ class Scheduler:
                     self._add(name, message["worker"], connection)
                 elif "retire" in message:
                     with self._lock:
+                        lines = [
+                            json.dumps({"event": "left", "worker": one})
+                            for one in message["retire"]
+                        ]
+                        self._folder.append("drains.jsonl", lines)
                         self._ask(message["retire"])
                 connection.sendall(f"{json.dumps(sorted(self._workers))}\n".encode())
         if name:
@@ -254,6 +259,7 @@ class Client:
         """Of `Client.sync`."""
 
         identity = None
+        gpujobs_drain = "drain"
 
     def __init__(self, timeout: float) -> None:
         address = os.environ["DASK_SCHEDULER_ADDRESS"]
@@ -272,13 +278,9 @@ class Client:
         names: list[str] = json.loads(self._lines.readline())
         return names
 
-    def sync(self, function: object, n_workers: int) -> dict[str, Any]:
-        """Return the workers that are connected."""
-        return {"workers": {name: {"name": name} for name in self._send({})}}
-
-    def retire_workers(self, names: list[str], close_workers: bool) -> list[str]:
-        """Close workers, if others could take their data."""
-        if set(self._send({})) <= set(names):
-            return []
-        self._send({"retire": names})
-        return names
+    def sync(self, function: object, **arguments: Any) -> dict[str, Any]:
+        """Return the workers that are connected; with "drain", close some if others could take their data."""
+        connected = self._send({})
+        if function == "drain" and not set(connected) <= set(arguments["names"]):
+            self._send({"retire": arguments["names"]})
+        return {"workers": {name: {"name": name} for name in connected}}

@@ -1,0 +1,56 @@
+"""`report` and `status` say which jobs left early, what that saved, and which tasks were lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpujobs.cli.usage_text import usage_json, usage_text
+from gpujobs.clusters.folder import FolderReader
+from gpujobs.clusters.history import read_history
+from gpujobs.injob.configuration import WALLTIME
+
+from .report_data import WORKERS, history, usage
+
+
+def test_the_report_says_how_many_gpu_hours_were_not_used() -> None:
+    """Job 1 of two GPUs had 4 h, and left after 1.05 h: it is not a failure that was replaced."""
+    past = replace(history(), left=dict.fromkeys(WORKERS[2:4], WALLTIME))
+    found = usage(past)
+    assert usage_json(found)["drained"] == {"jobs": [1], "gpu_hours": pytest.approx(5.9)}
+    assert "drained    5.9 GPU h not used: 1 job left early" in usage_text(found)
+    assert found.jobs[1].replaced_by is None
+
+
+@pytest.mark.parametrize("left", [{}, {WORKERS[2]: WALLTIME}, dict.fromkeys(WORKERS[2:4], "scale")])
+def test_other_jobs_are_not_drained(left: dict[str, str]) -> None:
+    found = usage(replace(history(), left=left))
+    assert usage_json(found)["drained"] == {"jobs": [], "gpu_hours": 0.0}
+    assert "drained" not in usage_text(found)
+
+
+def test_tasks_that_were_cut_off_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "svd-0000"
+    folder.mkdir(mode=0o700)
+    lost = {"fit\x1b[1m": {"number": 2, "seconds": 61.7}}
+    (folder / "lost-tasks").write_text(json.dumps(lost))
+    (note,) = FolderReader(folder).read().notes
+    assert note == (
+        "2 tasks fit[1m started again: the job ended when it had run for 62 s; "
+        "`task_time` says how long a task takes"
+    )
+
+
+def test_the_file_of_drains_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "svd-0000"
+    folder.mkdir(mode=0o700)
+    lines = [
+        {"time": 1.0, "event": "draining", "worker": "a", "why": WALLTIME},
+        {"time": 2.0, "event": "left", "worker": "b", "why": WALLTIME, "seconds": 1.0, "lost": {}},
+        {"time": 2.0, "event": "left", "worker": "c", "why": 7},
+    ]
+    (folder / "drains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_history(folder).left == {"b": WALLTIME}
