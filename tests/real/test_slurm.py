@@ -463,11 +463,13 @@ def test_without_accounting_an_unlisted_job_is_unknown(cli: Cli, backend: SlurmB
     connected(cli, cluster, 1)
     number = cli.status(cluster)["jobs"][0]["id"]
     ledger = cli.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
-    claim = cli.home / ".gpujobs" / cluster / "jobs" / "0.claim"
+    folder = cli.home / ".gpujobs" / cluster
+    events = folder / "workers-1.jsonl"  # its workers have told the id of their job
 
     def rename(old: str, new: str) -> None:
-        ledger.write_text(ledger.read_text().replace(f'"id": "{old}"', f'"id": "{new}"'))
-        claim.write_text(f"{new}\n")
+        for file in (ledger, events):
+            file.write_text(file.read_text().replace(f'"id": "{old}"', f'"id": "{new}"'))
+        (folder / "jobs" / "0.claim").write_text(f"{new}\n")
 
     rename(number, "999999")
     found = cli.status(cluster)
