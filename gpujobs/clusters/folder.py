@@ -23,7 +23,7 @@ from ..errors import GpujobsError, InputError
 from ..injob import archive
 from ..injob import folder as files
 from ..injob.certificate import make_certificate
-from ..injob.events import DaskWorkers, EventReader, attempts_in, events_file
+from ..injob.events import DaskWorkers, EventReader, LostTasks, attempts_in, events_file
 from ..injob.folder import (
     DamagedError,
     Ended,
@@ -426,12 +426,12 @@ class FolderState:
         return found
 
 
-def _lost_tasks(found: Mapping[str, files.LostTasks]) -> Iterator[str]:
+def _lost_tasks(found: Mapping[str, LostTasks]) -> Iterator[str]:
     """Yield which tasks were cut off; their names are the user's."""
     for prefix, tasks in found.items():
-        what = f"{plural(tasks['number'], 'task')} {clean(prefix)}"
+        what = f"{plural(tasks.number, 'task')} {clean(prefix)}"
         yield (
-            f"{what} started again: the job ended when it had run for {tasks['seconds']:.0f} s; "
+            f"{what} started again: the job ended when it had run for {tasks.seconds:.0f} s; "
             "`task_time` says how long a task takes"
         )
 
@@ -483,7 +483,7 @@ class FolderReader:
             exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
-            lost_tasks=tuple(_lost_tasks(self._json(files.LOST_TASKS))),
+            lost_tasks=tuple(_lost_tasks(dask.lost_tasks)),
             head_note=clean(jobs[NOTE].get(-1 if head is None else head, "")),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
             claims={n: job for n, job in jobs["claim"].items() if job},

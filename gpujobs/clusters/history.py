@@ -16,9 +16,7 @@ from typing import TypeVar
 
 from ..injob.events import Event, attempts_in, events_file
 from ..injob.folder import (
-    DRAINS,
     DamagedError,
-    Drained,
     Folder,
     all_gpus,
     open_file,
@@ -39,7 +37,7 @@ _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
 
-Line = TypeVar("Line", Drained, Event, oldfolder.OldEvent, UsageLine)
+Line = TypeVar("Line", Event, oldfolder.OldEvent, UsageLine)
 
 logger = logging.getLogger("gpujobs")
 
@@ -133,7 +131,7 @@ def read_history(path: Path) -> History:
     files = [path / events_file(attempt) for attempt in attempts_in(folder.names())]
     events = [event for file in files for event in _lines(file, Event)]
     events += map(oldfolder.as_event, _lines(path / oldfolder.EVENTS, oldfolder.OldEvent))
-    drains = list(_lines(path / DRAINS, Drained))
+    left = [event for event in events if event.get("event") == "left"]
     return History(
         started=started,
         ended=ended,
@@ -141,12 +139,8 @@ def read_history(path: Path) -> History:
         gpus=tuple(gpus),
         hosts=tuple(hosts),
         problems=problems,
-        left={one.get("worker", ""): one.get("why", "") for one in drains if _has_left(one)},
+        left={event.get("worker", ""): event.get("why", "") for event in left},
     )
-
-
-def _has_left(line: Drained) -> bool:
-    return line.get("event") == "left"
 
 
 def _job_times(folder: Folder) -> tuple[dict[int, float], dict[int, float]]:

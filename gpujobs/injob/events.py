@@ -8,6 +8,8 @@ the epoch, for people and intervals, never for order) and the keys of `Event`:
 | opened | the dask scheduler listens; `version` of these words |
 | connected, disconnected | of a worker; `row`: its address, GPUs, CPUs and memory |
 | over memory | a worker was restarted, or is paused, because of its memory; or neither any more |
+| draining, undrained | a worker begins to leave, and `why`; it stays after all |
+| left | a worker has left: `why`, after how many `seconds`, and the tasks that it `lost` |
 | client | the number of clients has changed |
 | idle | when the cluster ends if it stays without work; or why it ends now |
 | closed | the dask scheduler ends; missing if it was killed |
@@ -69,6 +71,10 @@ class Event(TypedDict, total=False):
     """Of memory, in bytes."""
     paused: int
     """Bytes that a worker used when it was paused; missing while it runs."""
+    why: str
+    seconds: float
+    lost: dict[str, float]
+    """For how many seconds the tasks had run that a worker was computing, by prefix."""
     clients: int
     ends_at: float
     """Missing while the cluster has work."""
@@ -78,6 +84,15 @@ class Event(TypedDict, total=False):
 
 
 # -- the workers -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class LostTasks:
+    """The tasks of a prefix that the end of their jobs has cut off."""
+
+    number: int = 0
+    seconds: float = 0.0
+    """For which the longest had run."""
+
+
 @dataclass
 class DaskWorkers:
     """The workers of a dask scheduler, its clients and its end."""
@@ -89,6 +104,8 @@ class DaskWorkers:
     gone: dict[str, float] = field(default_factory=dict)
     """When workers disconnected that have not connected again, by name."""
     over_memory: dict[str, OverMemory] = field(default_factory=dict)
+    lost: dict[tuple[str, float], dict[str, float]] = field(default_factory=dict)
+    """Tasks that a worker has lost when it left, by its name and the time; see `Event`."""
     clients: int | None = None
     """Clients that are connected; None if that is not known."""
     had_client: bool = False
@@ -102,6 +119,16 @@ class DaskWorkers:
     def seen(self) -> frozenset[str]:
         """The names of all workers that were ever connected."""
         return frozenset((*self.connected, *self.gone))
+
+    @property
+    def lost_tasks(self) -> dict[str, LostTasks]:
+        """The tasks that were lost, by prefix."""
+        found: dict[str, LostTasks] = {}
+        for tasks in self.lost.values():
+            for prefix, seconds in tasks.items():
+                known = found.get(prefix, LostTasks())
+                found[prefix] = LostTasks(known.number + 1, max(known.seconds, seconds))
+        return found
 
     @property
     def runs(self) -> dict[int, Run]:
@@ -125,6 +152,8 @@ class DaskWorkers:
                 self.gone[worker] = event.get("at", 0.0)
         elif kind == "over memory":
             self._feed_memory(worker, event)
+        elif kind == "left" and event.get("lost"):
+            self.lost[worker, event.get("at", 0.0)] = event["lost"]
         elif kind == "client":
             self.clients = event.get("clients", 0)
             self.had_client = self.had_client or self.clients > 0
@@ -149,6 +178,7 @@ class DaskWorkers:
             connected=dict(self.connected),
             gone=dict(self.gone),
             over_memory=dict(self.over_memory),
+            lost=dict(self.lost),
         )
 
 
@@ -242,7 +272,8 @@ class EventQueue:
         due: list[Event] = []
         for event in waiting:
             since = now - self._written.get(_subject(event), -_MINUTE)
-            if everything or self._count < self._most or since >= _MINUTE or "reason" in event:
+            urgent = everything or "reason" in event or bool(event.get("lost"))
+            if urgent or self._count < self._most or since >= _MINUTE:
                 due.append(event)
                 self._written[_subject(event)] = now
             else:
@@ -256,4 +287,6 @@ def _subject(event: Event) -> tuple[str, str]:
     kind = event["event"]
     if kind in ("connected", "disconnected"):
         kind = "connection"
+    elif kind in ("draining", "undrained", "left"):
+        kind = "drain"
     return kind, event.get("worker", "")

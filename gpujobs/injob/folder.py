@@ -31,10 +31,6 @@ EXIT_FAILED = 70
 """EX_SOFTWARE: gpujobs ended the cluster because of an error, not the user's command."""
 EXIT_STOPPED = 143
 """128 + SIGTERM: the batch scheduler stopped the job."""
-DRAINS = "drains.jsonl"
-"""File of the dask scheduler: a line for each worker that begins to leave, stays, or has left."""
-LOST_TASKS = "lost-tasks"
-"""File of the dask scheduler: tasks that the end of their job has cut off, by prefix."""
 SCRIPT_ENDED = "script-ended"
 """File of the rank that ran the user's script in all MPI ranks: the script is over."""
 TRANSPORT = "transport.json"
@@ -358,25 +354,6 @@ class OverMemory(_Restarts, total=False):
     """Bytes that it used when it was paused; missing while it runs."""
 
 
-class Drained(TypedDict, total=False):
-    """A line of `drains.jsonl`."""
-
-    time: float
-    event: str
-    worker: str
-    why: str
-    seconds: float
-    lost: dict[str, float]
-
-
-class LostTasks(TypedDict):
-    """The tasks of a prefix in `lost-tasks`."""
-
-    number: int
-    seconds: float
-    """For which the longest had run."""
-
-
 _MEASURED = _shape(within=float, between=float, problem=str)
 _MEASURED_BY_NAME = GenericAlias(dict, (str, _MEASURED))
 _CHOICE = _shape(
@@ -402,7 +379,6 @@ _OWNER = _shape(job=int, node=str)
 SHAPES: dict[str, Any] = {
     "ended": _shape(kind=str, exit_code=int, reason=str, job=int, time=float),
     TRANSPORT: _CHOICE,
-    LOST_TASKS: dict[str, LostTasks],
     VERDICT: _VERDICT,
     "head-*/owner": _OWNER,
     "head/owner": _OWNER,  # of a cluster of an earlier gpujobs

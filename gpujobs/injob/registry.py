@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from distributed import Scheduler, Worker
 from distributed.core import Status
@@ -19,7 +19,7 @@ from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .drain import offer_drain
 from .drains import install_drain
 from .events import VERSION, Event, EventQueue, events_file
-from .folder import DRAINS, Folder, OverMemory, RegisteredWorker
+from .folder import Folder, OverMemory, RegisteredWorker
 from .gpus import bind, choose_cpus, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
@@ -189,8 +189,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._add(opened)
         self._start_write()  # jobs wait for the address
         self._scheduler.add_plugin(self, name=_NAME)
-        drains = AppendedLines(self._folder, DRAINS)
-        install_drain(self._scheduler, self._folder, drains, in_owner=self._in_owner)
+        install_drain(self._scheduler, self._add_keys, in_owner=self._in_owner)
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))
@@ -310,6 +309,9 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._add(event)
 
     # -- the file ----------------------------------------------------------------------------------
+    def _add_keys(self, **keys: Any) -> None:
+        self._add(cast(Event, keys))
+
     def _add(self, event: Event) -> None:
         self._events.add({**event, "at": round(time.time(), 2)})
         self._plan_write()

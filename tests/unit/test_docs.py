@@ -21,7 +21,7 @@ from gpujobs.config import profile as profile_models
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.sitefiles import load_site
 from gpujobs.injob import names
-from gpujobs.injob.folder import DRAINS, RESERVE, SHAPES
+from gpujobs.injob.folder import RESERVE, SHAPES
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobState, JobStatus
 
@@ -271,7 +271,6 @@ def test_in_a_job_lists_every_file_of_the_clusters_folder() -> None:
         names.RECORD,
         names.CERTIFICATE,
         names.KEY,
-        DRAINS,
         RESERVE,
     }
     text = (ROOT / "docs" / "in-a-job.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gpujobs.clusters.folder import FolderReader
 from gpujobs.clusters.history import read_history
 from gpujobs.injob.configuration import WALLTIME
 
+from ..support.events import write_events
 from .report_data import WORKERS, history, usage
 
 
@@ -35,8 +35,9 @@ def test_other_jobs_are_not_drained(left: dict[str, str]) -> None:
 def test_tasks_that_were_cut_off_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "svd-0000"
     folder.mkdir(mode=0o700)
-    lost = {"fit\x1b[1m": {"number": 2, "seconds": 61.7}}
-    (folder / "lost-tasks").write_text(json.dumps(lost))
+    first = {"event": "left", "at": 1.0, "worker": "a", "lost": {"fit\x1b[1m": 61.7}}
+    second = {**first, "at": 2.0, "worker": "b", "lost": {"fit\x1b[1m": 3.0}}
+    write_events(folder, {"event": "opened"}, first, second, first)  # a line may come twice
     (note,) = FolderReader(folder).read().notes
     assert note == (
         "2 tasks fit[1m started again: the job ended when it had run for 62 s; "
@@ -44,13 +45,13 @@ def test_tasks_that_were_cut_off_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_the_file_of_drains_is_read(tmp_path: Path) -> None:
+def test_events_say_why_workers_have_left(tmp_path: Path) -> None:
     folder = tmp_path / "svd-0000"
     folder.mkdir(mode=0o700)
-    lines = [
-        {"time": 1.0, "event": "draining", "worker": "a", "why": WALLTIME},
-        {"time": 2.0, "event": "left", "worker": "b", "why": WALLTIME, "seconds": 1.0, "lost": {}},
-        {"time": 2.0, "event": "left", "worker": "c", "why": 7},
-    ]
-    (folder / "drains.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_events(
+        folder,
+        {"event": "draining", "at": 1.0, "worker": "a", "why": WALLTIME},
+        {"event": "left", "at": 2.0, "worker": "b", "why": WALLTIME, "seconds": 1.0, "lost": {}},
+        {"event": "left", "at": 2.0, "worker": "c", "why": 7},
+    )
     assert read_history(folder).left == {"b": WALLTIME}

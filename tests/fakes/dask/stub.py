@@ -1,7 +1,7 @@
 """A stand-in for dask in jobs: workers register with a dask scheduler, and there are no tasks.
 
 A cluster of it costs a tenth of the CPU. It is for tests about the life of jobs: their submission, failures, signals
-and ends. Like dask's processes, those of the stub write the events of the workers and `drains.jsonl`, restart a worker that dies,
+and ends. Like dask's processes, those of the stub write the events of the workers, restart a worker that dies,
 and can retire workers. It has no clients, but for `distributed.Client` as far as a job uses it itself.
 """
 
@@ -116,11 +116,8 @@ class Scheduler:
                     self._add(name, message["worker"], connection)
                 elif "retire" in message:
                     with self._lock:
-                        lines = [
-                            json.dumps({"event": "left", "worker": one})
-                            for one in message["retire"]
-                        ]
-                        self._folder.append("drains.jsonl", lines)
+                        for one in message["retire"]:
+                            self._event("left", worker=one)
                         self._ask(message["retire"])
                 connection.sendall(f"{json.dumps(sorted(self._workers))}\n".encode())
         if name:
