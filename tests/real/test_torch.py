@@ -233,7 +233,7 @@ def test_ranks_are_the_workers_with_gpus(local: Cli) -> None:
     (cluster,) = done.stdout.split()
     lines = local("logs", cluster).stdout.splitlines()
     assert lines[:2] == ["0-0", "0-1"]
-    assert "has a GPU that its PyTorch" in lines[-2]
+    assert "has a GPU that its PyTorch" in lines[-1]
 
 
 NODES = """
