@@ -74,13 +74,7 @@ def cluster_state(
     if record.unseen and not jobs:
         return ClusterState.PENDING, "no job has started: they wait, or are not submitted"
     if not any(job.active for job in jobs):
-        if owner_lives:
-            state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
-            lost = tuple(job for job in jobs if job.number not in record.removed)
-            return state, f"no jobs{_first_failure(lost)}"
-        if record.replaces == "owner" and not folder.removed:
-            return ClusterState.FAILED, f"{OWNER_GONE}{_first_failure(jobs)}"
-        return _all_ended(jobs, removed=folder.removed)
+        return _without_jobs(record, folder, jobs, owner_lives=owner_lives)
     present = [job for job in jobs if job.active and job.phase is not JobPhase.LEAVING]
     if present and all(job.suspended for job in present):
         return ClusterState.SUSPENDED, "all its jobs are suspended"
@@ -93,6 +87,19 @@ def cluster_state(
         return ClusterState.PENDING, _waiting(record, jobs)
     state = ClusterState.RUNNING if connected else ClusterState.STARTING
     return state, _waiting(record, jobs)
+
+
+def _without_jobs(
+    record: ClusterRecord, folder: FolderState, jobs: tuple[JobReport, ...], *, owner_lives: bool
+) -> tuple[ClusterState, str]:
+    """Return the state of a cluster that no job of ``jobs`` is active for, and its reason."""
+    if owner_lives:  # which may submit others
+        state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
+        lost = tuple(job for job in jobs if job.number not in record.removed)
+        return state, f"no jobs{_first_failure(lost)}"
+    if record.replaces == "owner" and not folder.removed:
+        return ClusterState.FAILED, f"{OWNER_GONE}{_first_failure(jobs)}"
+    return _all_ended(jobs, removed=folder.removed)
 
 
 def _state_of(ended: Ended) -> ClusterState:
