@@ -163,7 +163,7 @@ def test_a_group_that_waits_is_named_and_holds_no_other_up(cli: Cli, backend: Ba
     cluster = cli.submit({"groups": held, "run": ["python", "sleep.py", "1"]})
     until(lambda: numbers(cli, cluster)["prep"] == (2, 2), 60, every=0.5)
     found = cli.status(cluster)
-    assert "2 gpu pending" in found["reason"] and found["state"] == "RUNNING"
+    assert "2 gpu waiting" in found["reason"] and found["state"] == "RUNNING"
     assert [job["group"] for job in found["jobs"] if job["head"]] == ["prep"]
     assert cli("logs", cluster).stdout == ""  # it has not started: no worker of group gpu
     assert cli("cancel", cluster).returncode == 0
