@@ -162,6 +162,7 @@ def test_the_command_scale_lets_busy_workers_end_their_tasks(cli: Cli, backend: 
     assert set(starts(cli.work).values()) == {1}
     left = [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
     assert left == [0, 0]
+    assert cli("cancel", cluster).returncode == 0
 
 
 FORGOTTEN = """
