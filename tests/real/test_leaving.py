@@ -148,6 +148,7 @@ print("right")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 def test_the_command_scale_lets_busy_workers_end_their_tasks(cli: Cli, backend: Backend) -> None:
     workers = {"count": 3, "threads": 1, "memory": "1GiB"}

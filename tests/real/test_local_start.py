@@ -11,6 +11,7 @@ import pytest
 import gpujobs
 from gpujobs.errors import JobFailedError
 
+from ..conftest import slow_variant
 from ..support.processes import processes_with, until
 
 OPTIONS: dict[str, Any] = {"gpus_per_job": 0, "quiet": True, "network": {"dashboard": "off"}}
@@ -52,7 +53,7 @@ def made(keywords: dict[str, Any], asynchronous: bool) -> None:
         gpujobs.GPULocalCluster(**keywords)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, slow_variant(True)])
 def test_workers_that_fail_are_an_error_and_nothing_is_left(home: Path, asynchronous: bool) -> None:
     keywords = {**OPTIONS, "n_workers": 1, "name": "broken", "environment": BROKEN}
     with pytest.raises(JobFailedError, match="jobs in a row ended before their workers connected"):
@@ -60,7 +61,7 @@ def test_workers_that_fail_are_an_error_and_nothing_is_left(home: Path, asynchro
     until(lambda: not processes_with("broken-"), 30)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, slow_variant(True)])
 def test_workers_that_take_too_long_are_an_error_and_nothing_is_left(
     home: Path, asynchronous: bool
 ) -> None:
