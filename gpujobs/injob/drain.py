@@ -10,7 +10,8 @@ it comes last. The order matters:
 3. The dask scheduler takes those tasks back. It asks again and again, until the worker has none: a
    task may be on its way, and an older message of the worker may undo its new state for a moment.
 4. `retire_workers` moves the data and closes the worker. It does nothing, and is repeated, while no
-   other worker can take the data, and as long as the worker holds an actor.
+   other worker can take the data, and as long as the worker holds an actor. A worker that is no
+   longer wanted is closed then all the same, without its data (`DATA_TIMEOUT`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
-from .configuration import LIFE, life_variable
+from .configuration import LIFE, WALLTIME, life_variable
+from .events import Event
 from .names import DRAIN, UNDRAIN
 
 # -- the worker's part -----------------------------------------------------------------------------
@@ -73,6 +75,11 @@ _POLL = 0.2
 """Seconds between two looks at a worker that leaves."""
 _RETRY = 1.0
 """Seconds after which `retire_workers` is called again."""
+DATA_TIMEOUT = 30.0
+"""Seconds for the data of a worker without tasks that is no longer wanted: no other may take it.
+
+Before a walltime it has the rest of its job: a successor may still come.
+"""
 _BARRIER = "shuffle-barrier-"
 """Start of the keys of tasks, one in each p2p shuffle."""
 
@@ -89,6 +96,8 @@ class Leaving:
     since: float
     deadline: float
     """When it is retired at any rate, by the monotonic clock."""
+    busy: float
+    """When it last had a task."""
     number: int = -1
     """Of the last question; -1: it was not asked yet."""
     retiring: bool = False
@@ -98,20 +107,13 @@ class Leaving:
     """Whether it was said that tasks or an actor keep it."""
 
 
-def _ignore(worker: str, event: str, **_: object) -> None:
-    return
-
-
 class Drain(SchedulerPlugin):  # type: ignore[misc]
     """Lets workers leave. A drain belongs to the job: after a nanny's restart it goes on."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        note: Callable[..., None] = _ignore,
-        tell: Callable[[str], None] = lambda text: None,
+        self, scheduler: Scheduler, note: Callable[[Event], None], tell: Callable[[str], None]
     ) -> None:
-        """``note`` gets the name of a worker and an event, ``tell`` a message for the user."""
+        """``note`` gets events, ``tell`` messages for the user."""
         self._scheduler = scheduler
         self._note = note
         self._tell = tell
@@ -163,8 +165,8 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         if known is not None:
             known.why, known.deadline = why, deadline
             return
-        leaving = self._leaving[state.address] = Leaving(state, why, now, deadline)
-        self._note(str(state.name), "draining", why=why)
+        leaving = self._leaving[state.address] = Leaving(state, why, now, deadline, busy=now)
+        self._note(Event(event="draining", worker=str(state.name), why=why))
         if not self._in_shuffle(state.address):
             self._ask(leaving)
         task = asyncio.create_task(self._leave(leaving))
@@ -181,7 +183,7 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         if leaving.number >= 0:  # by the stream, after the last question
             message = {"op": "worker-status-change", "status": "running", "stimulus_id": UNDRAIN}
             self._scheduler.worker_send(state.address, message)
-        self._note(str(state.name), "undrained")
+        self._note(Event(event="undrained", worker=str(state.name)))
         return True
 
     # -- hooks of the dask scheduler ---------------------------------------------------------------
@@ -191,17 +193,18 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
         if kept := self._kept.get(life_key(state)):
             why, deadline = kept
             self.drain(state, why, deadline - time.monotonic())
-        self._restrict_shuffles(self._barriers)
+        self._restrict_shuffles()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
         """Note the tasks of a worker that left before they had ended."""
-        self._restrict_shuffles(self._barriers)
+        self._restrict_shuffles()
         leaving = self._leaving.pop(worker, None)
         if leaving is None:
             return
-        seconds = round(time.monotonic() - leaving.since, 1)
-        details = {"why": leaving.why, "seconds": seconds, "lost": leaving.running}
-        self._note(str(leaving.state.name), "left", **details)
+        left = Event(event="left", worker=str(leaving.state.name), why=leaving.why)
+        left["seconds"] = round(time.monotonic() - leaving.since, 1)
+        left["lost"] = leaving.running
+        self._note(left)
         for prefix, ran in leaving.running.items():
             lost = f"{prefix} had run for {ran:.0f} s"
             self._tell(f"{leaving.state.name} left ({leaving.why}) with a task: {lost}")
@@ -226,6 +229,8 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
             self._ask(leaving)
             await asyncio.sleep(_POLL)
             leaving.running = _running(state)
+            if state.processing:
+                leaving.busy = time.monotonic()
             if self._goes_on(leaving) and (_is_late(leaving) or not state.processing):
                 await self._retire(leaving)
 
@@ -263,6 +268,8 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
             )
         finally:
             leaving.retiring = False
+        if not retired and _keeps_data_in_vain(leaving):
+            self._scheduler.close_worker(state.address)
         await asyncio.sleep(0 if retired else _RETRY)
 
     def _tell_once(self, leaving: Leaving) -> None:
@@ -304,13 +311,13 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
             return []
         return [key for key in self._scheduler.tasks if str(key).startswith(_BARRIER)]
 
-    def _restrict_shuffles(self, barriers: Iterable[str]) -> None:
+    def _restrict_shuffles(self, coming: Iterable[str] = ()) -> None:
         """Let the shuffles that have not begun use the workers that run, as they are now."""
         running = [state.address for state in self._scheduler.running]
         active = self._active_shuffles()
         self._barriers = {
             key
-            for key in {*barriers, *self._barriers}
+            for key in {*coming, *self._barriers}
             if key in self._scheduler.tasks and key[len(_BARRIER) :] not in active
         }
         self._scheduler.set_restrictions(dict.fromkeys(self._barriers, running))
@@ -319,6 +326,13 @@ class Drain(SchedulerPlugin):  # type: ignore[misc]
 def life_key(state: WorkerState) -> Key:
     """Return the key of a worker, the same after a restart by its nanny."""
     return str(state.name), str(state.extra.get(INFORMATION, {}).get("job", ""))
+
+
+def _keeps_data_in_vain(leaving: Leaving) -> bool:
+    """Return whether no other worker has taken the data of one that is no longer wanted."""
+    if leaving.why == WALLTIME or leaving.state.actors:
+        return False
+    return time.monotonic() - leaving.busy > DATA_TIMEOUT
 
 
 def _is_late(leaving: Leaving) -> bool:

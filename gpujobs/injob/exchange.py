@@ -132,7 +132,8 @@ async def serve(address: str, block: object) -> Listener:
         with contextlib.suppress(CommClosedError):
             while True:
                 request: Any = await comm.read()
-                await comm.write({"blocks": [to_serialize(block)] * request["count"]})
+                blocks = [to_serialize(block) for _ in range(request["count"])]
+                await comm.write({"blocks": blocks})
 
     arguments = _security().get_listen_args("worker")
     return await listen(address, send, deserialize=True, **arguments)

@@ -254,12 +254,6 @@ def _can_open(device: Path) -> bool:
     return False
 
 
-def with_first(devices: list[str], index: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES with GPU ``index`` first; the others stay, for NVLink."""
-    index %= len(devices)
-    return ",".join(devices[index:] + devices[:index])
-
-
 # -- of a worker -----------------------------------------------------------------------------------
 def worker_gpu() -> Gpu:
     """Return the GPU of this process, which is the first of CUDA_VISIBLE_DEVICES.

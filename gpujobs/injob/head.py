@@ -92,7 +92,7 @@ class Head(Job):
         if self.options.run_on == "ranks":
             self._run_in_ranks(protocol)
         scheduler = self._start_scheduler(protocol)
-        watch = JobsWatch(self.options, self.environ)
+        watch = JobsWatch(self.options, self.environ, self._events)
         while True:
             self._pause()
             self._heartbeat()

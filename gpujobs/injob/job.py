@@ -97,9 +97,8 @@ def last_attempt_text(options: SuperviseOptions) -> str:
 
 def clear_for_head(folder: Folder) -> None:
     """Remove the files that the head of the attempt before has left for its own processes."""
-    for name in folder.names():
-        if name in _OF_HEAD:
-            (folder.path / name).unlink(missing_ok=True)
+    for name in _OF_HEAD:
+        (folder.path / name).unlink(missing_ok=True)
 
 
 # -- the supervisor of a job -----------------------------------------------------------------------

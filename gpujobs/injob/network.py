@@ -59,10 +59,10 @@ def dask_config(folder: Path, protocol: str) -> dict[str, str]:
     """Return dask's configuration for processes with this protocol, as environment variables."""
     if not is_encrypted(protocol):
         return {}
-    return {f"{_COMM}REQUIRE_ENCRYPTION": "True", **tls_files(folder)}
+    return {f"{_COMM}REQUIRE_ENCRYPTION": "True", **_tls_files(folder)}
 
 
-def tls_files(folder: Path) -> dict[str, str]:
+def _tls_files(folder: Path) -> dict[str, str]:
     """Return dask's configuration of the cluster's certificate, as environment variables."""
     certificate = str(folder / CERTIFICATE)
     variables = {f"{_COMM}TLS__CA_FILE": certificate}

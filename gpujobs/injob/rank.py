@@ -190,7 +190,7 @@ _PLANNED = (
 _RULE = "the site requires encryption between its nodes; leave it out"
 
 
-def write_plan(options: RankOptions, ranks: Sequence[int] = ()) -> None:
+def write_plan(options: RankOptions, ranks: Sequence[int]) -> None:
     """Keep the planned keywords for `initialize` in this rank, whichever copy of it is called.
 
     ``ranks``: those that take part.

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from distributed import Scheduler, Worker
 from distributed.core import Status
@@ -170,6 +170,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._written = float("-inf")
         """When it was last written, by the clock of the event loop."""
         self._writing: asyncio.Task[None] | None = None
+        self._later: asyncio.TimerHandle | None = None
+        """The next look at events that wait, or could not be written."""
         self._clients: set[str] = set()
         """Names of the clients that are connected."""
         self._end: tuple[float, str] | None = None
@@ -187,9 +189,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         if dashboard := identity["services"].get("dashboard"):
             opened["dashboard"] = dashboard
         self._add(opened)
-        self._start_write()  # jobs wait for the address
         self._scheduler.add_plugin(self, name=_NAME)
-        install_drain(self._scheduler, self._add_keys, in_owner=self._in_owner)
+        install_drain(self._scheduler, self._add, in_owner=self._in_owner)
         if self._end_after:
             watch = IdleWatch(self._end_after)
             self._watching = asyncio.create_task(self._watch_idle(watch))
@@ -309,9 +310,6 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._add(event)
 
     # -- the file ----------------------------------------------------------------------------------
-    def _add_keys(self, **keys: Any) -> None:
-        self._add(cast(Event, keys))
-
     def _add(self, event: Event) -> None:
         self._events.add({**event, "at": round(time.time(), 2)})
         self._plan_write()
@@ -319,7 +317,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
     def _plan_write(self) -> None:
         if not self._write_planned:
             self._write_planned = True
-            loop = asyncio.get_running_loop()  # the first worker is written at once: a head waits
+            # The address and the first worker are written at once: jobs and the head wait for them.
+            loop = asyncio.get_running_loop()
             loop.call_at(max(loop.time(), self._written + _WRITE_INTERVAL), self._start_write)
 
     def _start_write(self) -> None:
@@ -334,8 +333,11 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             await self._write_events()
         except OSError as error:
             log(f"cannot write the events of the workers: {error}")
-        if self._events:
-            asyncio.get_running_loop().call_later(_LATER_INTERVAL, self._plan_write)
+        if self._later is not None:
+            self._later.cancel()
+        if self._events or self._lines.waiting:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(_LATER_INTERVAL, self._plan_write)
 
     async def _write_events(self, *, everything: bool = False) -> None:
         for event in self._events.take(time.monotonic(), everything=everything):

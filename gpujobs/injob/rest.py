@@ -46,9 +46,7 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
     states. A task that is longer than a worker ever lives drains none: it would be lost anyway.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, drain: Drain, tell: Callable[[str], None] = lambda text: None
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, drain: Drain, tell: Callable[[str], None]) -> None:
         """``tell`` gets messages for the user."""
         self._scheduler = scheduler
         self._drain = drain
@@ -122,7 +120,7 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
                 self._note_stated(task.prefix.name, value)
         if self._lives:
             coming = {scheduler.tasks[key].prefix for key in tasks}
-            if max(map(self._duration, coming), default=-1.0) > self._longest:
+            if max((self._duration(prefix) for prefix in coming), default=-1.0) > self._longest:
                 self.look(coming)
 
     async def before_close(self) -> None:
@@ -149,10 +147,10 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
     def _undone(self) -> list[TaskPrefix]:
         """Return the prefixes of the tasks that run, or will."""
         every = self._scheduler.task_prefixes.values()
-        return [prefix for prefix in every if any(map(prefix.states.get, _UNDONE))]
+        return [prefix for prefix in every if any(prefix.states.get(state) for state in _UNDONE)]
 
     def _durations(self, prefixes: Iterable[TaskPrefix]) -> list[float]:
-        return sorted(map(self._duration, prefixes))
+        return sorted(self._duration(prefix) for prefix in prefixes)
 
     def _decide(self, state: WorkerState, durations: Sequence[float]) -> None:
         """Let a worker leave, or stay if it was this rule that let it leave."""
@@ -180,7 +178,8 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
         try:
             seconds = float(parse_timedelta(value))
         except (TypeError, ValueError, KeyError):
-            self._tell_once(f"task_time of {prefix}: {value!r} is no time")
+            text = f"task_time of {prefix}: {value!r} is no time"
+            self._tell_once(text, text)
             return
         self._stated[prefix] = max(seconds, self._stated.get(prefix, 0.0))
 
@@ -192,10 +191,9 @@ class Rest(SchedulerPlugin):  # type: ignore[misc]
             if self._duration(prefix) > longest:
                 lives = f"the {longest:.0f} s that a worker lives"
                 text = f"tasks {prefix.name} take longer than {lives}: they are lost with it"
-                self._tell_once(text)
+                self._tell_once(f"long {prefix.name}", text)  # the seconds differ
 
-    def _tell_once(self, text: str) -> None:
-        subject = text.partition(" take ")[0]  # the seconds differ
+    def _tell_once(self, subject: str, text: str) -> None:
         if subject not in self._told:
             self._told.add(subject)
             self._tell(text)

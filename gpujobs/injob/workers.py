@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
-from .events import EventReader, events_file
+from .events import EventReader
 from .folder import (
     EXIT_STOPPED,
     EndKind,
@@ -111,10 +111,12 @@ class JobsWatch:
     `judge.pyz` asks, in a process of its own: it needs seconds if the batch scheduler is away.
     """
 
-    def __init__(self, options: SuperviseOptions, environ: Mapping[str, str]) -> None:
-        self._options, self._environ = options, environ
+    def __init__(
+        self, options: SuperviseOptions, environ: Mapping[str, str], events: EventReader
+    ) -> None:
+        """``events``: the reader of this process for those of the dask scheduler."""
+        self._options, self._environ, self._events = options, environ, events
         self._folder = Folder(options.folder)
-        self._events = EventReader(self._folder.path / events_file(options.attempt))
         now = self._began = time.monotonic()
         # If several jobs wait for a head, they do not all ask at once.
         self._delay = options.job % _FIRST_QUERY
@@ -207,8 +209,6 @@ _END_OF_HEAD_TIMEOUT = 8
 _RETIRE_TIMEOUT = 20.0
 """Seconds to transfer data to other workers, if there is no walltime to count from."""
 _RETIRE_WALLTIME_TIMEOUT = 60.0
-_LONGEST_LEAVE = 30 * 24 * 3600.0
-"""Seconds in which tasks of a job without a walltime end that is no longer wanted."""
 _EXIT_TIMEOUT = 5.0
 """Seconds in which a worker exits that has left."""
 _WALLTIME_RESERVE = 5
@@ -264,7 +264,7 @@ class Workers(Job):
 
     def _wait_for_address(self) -> str:
         limit = self.options.start_timeout
-        jobs = JobsWatch(self.options, self.environ)
+        jobs = JobsWatch(self.options, self.environ, self._events)
         head, heartbeat = head_folder(self.options.attempt), heartbeat_file(self.options.attempt)
         while (address := self.scheduler_address()) is None:
             self.pause(0.5)
@@ -354,11 +354,10 @@ class Workers(Job):
 
     def _leave(self, names: list[str]) -> None:
         """Let the workers end their tasks, however long these take, until the job must stop."""
-        seconds = min(_LONGEST_LEAVE, self.walltime.workers_lifetime())
-        helper = self._start_retire(names, seconds)
-        while self._retires(helper) and self.stop_reason == SCALE:
-            if self.walltime.nearly_over():
-                break
+        helper = self._start_retire(names, self.walltime.workers_lifetime())
+        while (
+            self._retires(helper) and self.stop_reason == SCALE and not self.walltime.nearly_over()
+        ):
             time.sleep(0.25)
         for process in self.worker_processes:
             process.wait(_EXIT_TIMEOUT if helper.exit_code == 0 else 0.5)

@@ -16,6 +16,7 @@ from distributed.scheduler import WorkerState
 
 from gpujobs.injob.configuration import LIFE, life_variable
 from gpujobs.injob.drain import Drain, offer_drain
+from gpujobs.injob.events import Event
 from gpujobs.injob.rest import Rest
 
 from .processes import patience
@@ -58,8 +59,9 @@ class Drained:
     def scheduler(self) -> Scheduler:
         return self.cluster.scheduler
 
-    def _note(self, worker: str, event: str, **more: Any) -> None:
-        self.events.append((worker, event, more))
+    def _note(self, event: Event) -> None:
+        more = {key: value for key, value in event.items() if key not in ("worker", "event")}
+        self.events.append((event["worker"], event["event"], more))
 
     def state(self, name: object) -> WorkerState:
         """Return a worker by its name."""

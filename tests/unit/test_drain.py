@@ -12,6 +12,8 @@ pytest.importorskip("distributed")
 
 from distributed.core import Status
 
+from gpujobs.injob import drain
+from gpujobs.injob.configuration import WALLTIME
 from gpujobs.injob.names import UNDRAIN
 
 from ..support.draining import drained, own_name, run, work
@@ -317,5 +319,26 @@ def test_a_call_that_comes_too_late_does_not_keep_a_worker(tmp_path: Path) -> No
             assert not it.drain.undrain(state)
             call = getattr(it.client.scheduler, UNDRAIN)
             assert await call(names=["0", "nobody"]) == []
+
+    run(story)
+
+
+@pytest.mark.parametrize(("why", "closes"), [("scale", True), (WALLTIME, False)])
+def test_data_that_no_other_worker_takes_keep_no_worker_that_is_not_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, closes: bool
+) -> None:
+    """Before a walltime, a successor may still take them."""
+    monkeypatch.setattr(drain, "DATA_TIMEOUT", 0.5)
+
+    async def story() -> None:
+        async with drained(tmp_path, 1, 1) as it:
+            held = it.client.submit(work, "held", str(tmp_path), 0)
+            await held
+            it.drain.drain(it.state(0), why)
+            if closes:
+                await it.left(0)
+            else:
+                await asyncio.sleep(2)
+                assert len(it.scheduler.workers) == 1
 
     run(story)

@@ -22,6 +22,7 @@ from gpujobs.clusters import folder as folders
 from gpujobs.clusters.folder import read_state
 from gpujobs.clusters.owner import silence
 from gpujobs.injob import registry
+from gpujobs.injob.events import EventReader
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
@@ -454,7 +455,7 @@ def test_run_waits_for_jobs_that_do_not_come(
     verdict = {**VERDICT, **changes}
     head.folder.write("verdict.json", verdict)
     try:
-        head._check_jobs(JobsWatch(head.options, {}))
+        head._check_jobs(JobsWatch(head.options, {}, head._events))
         found = ""
     except JobExit as job_exit:
         found = job_exit.reason
@@ -464,7 +465,7 @@ def test_run_waits_for_jobs_that_do_not_come(
     lines = [f"gpujobs: {text}" for text in verdict["gone"].values()]
     assert sorted(log.read_text().splitlines() if log.exists() else []) == lines
     head = Head(replace(head.options, client_owns=True))
-    head._check_jobs(JobsWatch(head.options, {}))  # its owner replaces jobs
+    head._check_jobs(JobsWatch(head.options, {}, head._events))  # its owner replaces jobs
 
 
 def test_a_job_that_disappears_is_asked_about_again_soon(
@@ -484,7 +485,7 @@ def test_a_job_that_disappears_is_asked_about_again_soon(
     )
     (folder.path / "judge.pyz").write_text(judge)
     monkeypatch.setattr(time, "monotonic", lambda: real + now)
-    jobs, process = JobsWatch(jobs_options, {}), None
+    jobs, process = JobsWatch(jobs_options, {}, EventReader(tmp_path / "workers-1.jsonl")), None
     for second in range(0, 240, 2):
         now = float(second)
         if asked:  # its file has the age that it has by this clock
@@ -635,6 +636,26 @@ def test_the_first_worker_is_written_at_once_and_later_ones_are_collected(
 
     asyncio.run(main())
     assert list(dask_workers(tmp_path).connected) == ["b-0"]
+
+
+def test_events_that_the_disk_refuses_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_LATER_INTERVAL", 0.05)
+    in_the_way = tmp_path / "workers-1.jsonl"
+    in_the_way.mkdir()
+
+    async def main() -> None:
+        workers = {"tls://b-0": state("b-0")}
+        scheduler = SimpleNamespace(workers=workers, handlers={}, status=Status.running)
+        recorder = WorkerRegistry(scheduler, str(tmp_path), {})
+        recorder.add_worker(scheduler, "tls://b-0")
+        await asyncio.sleep(0.2)
+        in_the_way.rmdir()
+        while "b-0" not in dask_workers(tmp_path).connected:
+            await asyncio.sleep(0.02)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(

@@ -16,6 +16,7 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submissi
 from gpujobs.clusters.report import ClusterReport, JobPhase
 from gpujobs.clusters.scale import scale
 from gpujobs.errors import InputError
+from gpujobs.injob.events import EventReader, events_file
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
 from gpujobs.injob.job import JobExit, clear_for_head, end_attempt
@@ -197,7 +198,10 @@ def test_a_verdict_about_the_attempt_before_counts_no_more(tmp_path: Path) -> No
                "undecided": [], "asked": True, "usable": True}  # fmt: skip
     Folder(str(tmp_path)).write(VERDICT, verdict)
     os.utime(tmp_path / VERDICT, (1.0, 1.0))
-    first, second = (JobsWatch(options(tmp_path, attempt, 2), {}) for attempt in (1, 2))
+    first, second = (
+        JobsWatch(options(tmp_path, attempt, 2), {}, EventReader(tmp_path / events_file(attempt)))
+        for attempt in (1, 2)
+    )
     assert first.verdict()["head"] is False and second.verdict() == {}
 
 

@@ -261,6 +261,6 @@ def test_a_script_in_the_ranks_of_mpi(
     parsed = parse([*argv, "--worker-class=dask_cuda.CUDAWorker", "--", "svd.py"])
     assert isinstance(parsed, RankOptions)
     monkeypatch.setenv("GPUJOBS_INITIALIZE", "")
-    write_plan(parsed)
+    write_plan(parsed, [0])
     with pytest.raises(ValueError, match="the site requires encryption between its nodes"):
         initialize(**keywords)

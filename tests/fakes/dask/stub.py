@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from gpujobs_injob.events import VERSION, events_file
 from gpujobs_injob.folder import Folder
-from gpujobs_injob.gpus import bind, choose_cpus, with_first, worker_gpu
+from gpujobs_injob.gpus import bind, choose_cpus, worker_gpu
 from gpujobs_injob.names import PROTOCOL, RUN_OF_JOB, VISIBLE, is_encrypted, worker_devices
 from gpujobs_injob.process import defer_signals
 
@@ -237,7 +237,9 @@ def run_dask_cuda() -> None:
     pynvml.nvmlInit()
     pynvml.nvmlDeviceGetHandleByIndex(0)  # for the memory of the GPU
     names = [f"{options.name}-{n}" for n in range(len(devices))] if devices[1:] else [options.name]
-    run_nannies(names, [with_first(devices, n) for n in range(len(devices))], options)
+    # As dask-cuda does: each worker sees its own GPU first, and the others for NVLink.
+    shown = [",".join(devices[n:] + devices[:n]) for n in range(len(devices))]
+    run_nannies(names, shown, options)
 
 
 def run_dask_worker() -> None:
