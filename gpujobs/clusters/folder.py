@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -436,6 +436,17 @@ def _lost_tasks(found: Mapping[str, LostTasks]) -> Iterator[str]:
         )
 
 
+@dataclass(frozen=True)
+class _Head:
+    """The head of the last attempt, and the workers of its dask scheduler."""
+
+    job: int | None
+    """Number of its job; None if a Python process has the dask scheduler, or none has started."""
+    sign: float
+    """When it, or that process, last gave a sign of life, in seconds since 1970; 0: never."""
+    dask: DaskWorkers
+
+
 class FolderReader:
     """Reads a cluster's folder; files of jobs that have not changed are not read again.
 
@@ -460,16 +471,10 @@ class FolderReader:
         if problem := folder_problem(path):
             return FolderState(damaged=(problem,), refused=problem)
         self._damaged, self._names = [], frozenset(self._folder.names())
-        head_folder, dask = self._read_attempt()
-        head = self._json(f"{head_folder}/owner").get("job")
-        sign = _modified_at(f"{path}/lease" if head is None else f"{path}/{head_folder}/heartbeat")
-        fresh = "ended" not in self._names and time.time() - sign < _FRESH
-        runs = dask.runs if fresh else {}
+        head = self._read_head()
+        runs = self._present_runs(head)
         jobs = self._read_jobs(runs)
-        started = jobs["started"]
-        alive = {n: sign if n in runs else self._last_sign(n) for n in started}
-        if head in alive:
-            alive[head] = max(alive[head], sign)
+        dask, started = head.dask, jobs["started"]
         return FolderState(
             ended=_ended(self._json("ended")),
             removed=not self._names and is_removed(path),
@@ -484,18 +489,41 @@ class FolderReader:
             reasons={n: clean(text) for n, text in jobs["reason"].items()},
             lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
             lost_tasks=tuple(_lost_tasks(dask.lost_tasks)),
-            head_note=clean(jobs[NOTE].get(-1 if head is None else head, "")),
+            head_note=clean(jobs[NOTE].get(-1 if head.job is None else head.job, "")),
             setups={n: clean(text) for n, text in jobs["setup"].items() if text},
             claims={n: job for n, job in jobs["claim"].items() if job},
             nodes={n: start.get("node", "") for n, start in started.items()},
             began={n: start["started"] for n, start in started.items() if "started" in start},
-            alive=alive,
-            head=head,
+            alive=self._signs_of_life(started, runs, head),
+            head=head.job,
             address=dask.address,
             dashboard=dask.dashboard,
             transport=Choice.parse(self._json(files.TRANSPORT)),
             damaged=tuple(self._damaged),
         )
+
+    def _read_head(self) -> _Head:
+        folder, dask = self._read_attempt()
+        job = self._json(f"{folder}/owner").get("job")
+        sign = "lease" if job is None else f"{folder}/heartbeat"
+        return _Head(job, _modified_at(f"{self._folder.path}/{sign}"), dask)
+
+    def _present_runs(self, head: _Head) -> Mapping[int, Run]:
+        """Return the starts of the jobs with connected workers; {} if they may be out of date."""
+        if "ended" in self._names or time.time() - head.sign >= _FRESH:
+            return {}
+        return head.dask.runs
+
+    def _signs_of_life(
+        self, started: Iterable[int], runs: Mapping[int, Run], head: _Head
+    ) -> dict[int, float]:
+        """Return when each of the jobs that have started last gave a sign of life."""
+        found: dict[int, float] = {}
+        for number in started:
+            found[number] = head.sign if number in runs else self._last_sign(number)
+            if number == head.job:
+                found[number] = max(found[number], head.sign)
+        return found
 
     def _read_attempt(self) -> tuple[str, DaskWorkers]:
         """Return the folder of the last head, and the workers of its dask scheduler."""
@@ -541,8 +569,9 @@ class FolderReader:
         found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
         names = [one for one in job_files(self._folder.path / "jobs", ".") if one[1] in readers]
         ends = {number for number, kind in names if kind not in ("started", "claim", NOTE)}
+        told = {number: run for number, run in runs.items() if number not in ends}
         for number, kind in names:
-            name, run = job_file(number, kind), None if number in ends else runs.get(number)
+            name, run = job_file(number, kind), told.get(number)
             if run and kind == "started":
                 found[kind][number] = run
             elif run and run["id"] and kind == "claim":

@@ -83,7 +83,7 @@ def enter_words(job: JobHere) -> list[str]:
 def unset_words(job: JobHere, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the words before `enter_words` that hide the request of the job from the step."""
     hidden = without(name for name in job.scheduler.job_request if name in environ)
-    return shlex.split(" ".join(hidden))
+    return " ".join(hidden).split()
 
 
 def cluster_here(

@@ -109,7 +109,7 @@ class History:
     problems: Mapping[int, str] = field(default_factory=dict)
     """Why the GPUs of a job were not sampled."""
     left: Mapping[str, str] = field(default_factory=dict)
-    """Why workers have left, by name."""
+    """Why workers have left that have not connected again, by name."""
 
 
 def read_history(path: Path) -> History:
@@ -131,7 +131,6 @@ def read_history(path: Path) -> History:
     files = [path / events_file(attempt) for attempt in attempts_in(folder.names())]
     events = [event for file in files for event in _lines(file, Event)]
     events += map(oldfolder.as_event, _lines(path / oldfolder.EVENTS, oldfolder.OldEvent))
-    left = [event for event in events if event.get("event") == "left"]
     return History(
         started=started,
         ended=ended,
@@ -139,8 +138,20 @@ def read_history(path: Path) -> History:
         gpus=tuple(gpus),
         hosts=tuple(hosts),
         problems=problems,
-        left={event.get("worker", ""): event.get("why", "") for event in left},
+        left=_leaving(events),
     )
+
+
+def _leaving(events: Iterable[Event]) -> dict[str, str]:
+    """Return why workers have left that have not connected again, by name."""
+    found: dict[str, str] = {}
+    for event in events:
+        worker = event.get("worker", "")
+        if event.get("event") == "left":
+            found[worker] = event.get("why", "")
+        elif event.get("event") == "connected":  # the job was requeued
+            found.pop(worker, None)
+    return found
 
 
 def _job_times(folder: Folder) -> tuple[dict[int, float], dict[int, float]]:

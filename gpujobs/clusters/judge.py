@@ -97,7 +97,8 @@ def _without_jobs(
         state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
         lost = tuple(job for job in jobs if job.number not in record.removed)
         return state, f"no jobs{_first_failure(lost)}"
-    if record.replaces == "owner" and not folder.removed:
+    silent = folder.removed or folder.refused  # nothing there tells of the owner
+    if record.replaces == "owner" and not silent:
         return ClusterState.FAILED, f"{OWNER_GONE}{_first_failure(jobs)}"
     return _all_ended(jobs, removed=folder.removed)
 
@@ -118,8 +119,10 @@ def _all_ended(jobs: tuple[JobReport, ...], *, removed: bool) -> tuple[ClusterSt
 
 def _first_failure(jobs: tuple[JobReport, ...]) -> str:
     """Return the reason of the first job that failed, in parentheses; "" without one."""
-    failed = (job.reason for job in jobs if job.reason and job.state is not JobState.COMPLETED)
-    return "".join(f" ({reason})" for reason in list(failed)[:1])
+    for job in jobs:
+        if job.reason and job.state is not JobState.COMPLETED:
+            return f" ({job.reason})"
+    return ""
 
 
 def _end_reason(ended: Ended, jobs: tuple[JobReport, ...]) -> str:
@@ -292,7 +295,8 @@ class _Judge:
         connected = tuple(name for name in workers if name in self.connected)
         answer = self.answers.get(job)
         status = self._status(number, answer, connected)
-        status = self._expire_lost(number, self._explain_launch(number, status, workers), workers)
+        status = self._explain_launch(number, status, workers)
+        status = self._expire_lost(number, status, workers)
         return JobReport(
             number=number,
             job=job,

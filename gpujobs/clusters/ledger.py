@@ -502,7 +502,7 @@ class Ledger:
             if not os.path.lexists(path):
                 changed = [*(before.targets or before.first_targets), *changed]
             append_targets(path, changed)
-            return replace(record, targets=())
+            record = replace(record, targets=())
         return record
 
     def _targets_path(self, cluster_id: str) -> Path:

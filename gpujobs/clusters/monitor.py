@@ -22,7 +22,7 @@ from . import folder as folders
 from .folder import FolderReader, FolderState, best_effort, write_atomically
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger
-from .owner import gone_owner, has_owner
+from .owner import gone_owner, has_lease
 from .report import ClusterReport, JobReport
 from .verdict import write_record
 
@@ -146,7 +146,8 @@ class ClusterMonitor:
         owner_lives = record.replaces == "owner" and state.ended is None and not state.refused
         gone = ""
         if owner_lives and connected is None:  # else its dask scheduler answers
-            owner_lives, gone = has_owner(record.path), gone_owner(record.path)
+            gone = gone_owner(record.path)
+            owner_lives = not gone and has_lease(record.path)
         return judge(
             record,
             state,

@@ -45,7 +45,12 @@ def renew_lease(folder: Path) -> None:
 
 def has_owner(folder: Path) -> bool:
     """Return whether the process that owns the cluster lives."""
-    return not gone_owner(folder) and silence(folder) < OWNER_TIMEOUT
+    return not gone_owner(folder) and has_lease(folder)
+
+
+def has_lease(folder: Path) -> bool:
+    """Return whether the owner, on any host, has written its lease lately."""
+    return silence(folder) < OWNER_TIMEOUT
 
 
 def gone_owner(folder: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..injob.folder import RATES, SHAPES, DamagedError, open_file, parse_json
+from ..injob.folder import RATES, SHAPES, DamagedError, bounded, parse_json
 from ..injob.transport import Measured, rates_of
 from .folder import best_effort, write_atomically
 from .ledger import Ledger
@@ -23,18 +23,13 @@ def read(ledger: Ledger) -> dict[str, Any]:
     """Return the entries by kind of node, {} without a file. Raises DamagedError."""
     path = ledger.folder / RATES
     try:
-        with open_file(path) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid():
+        with bounded(path, _MOST_BYTES) as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
                 raise DamagedError(f"{path} is damaged: it belongs to another user")
-            if status.st_size > _MOST_BYTES:
-                raise DamagedError(f"{path} is damaged: it has more than {_MOST_BYTES >> 10} KiB")
-            text = file.read(_MOST_BYTES).decode(errors="replace")
+            text = file.read().decode(errors="replace")
         entries: dict[str, Any] = parse_json(text, SHAPES[RATES])
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read: {error.strerror}") from None
     except DamagedError as error:
         raise error.of(path) from None
     return entries

@@ -413,7 +413,7 @@ class GroupRow:
     waiting: tuple[str, ...]
     """Number of the jobs with each reason, as ``2: Resources``."""
     failed: tuple[str, ...]
-    """Like ``pending``."""
+    """Like ``waiting``."""
     gpus: str
     """Of the connected workers, as ``4 A100, 160GiB``; "" if there are none."""
     memory: str

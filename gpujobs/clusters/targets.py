@@ -78,14 +78,15 @@ def read_targets(path: Path, older: Sequence[Target], groups: Iterable[str]) -> 
         try:
             target = parse_json(line, Target)
         except DamagedError:
-            damaged += number < len(lines)  # the last one may be being written
+            if number < len(lines):  # the last one may be being written
+                damaged += 1
             continue
         if target.group in known:
             found[target] = None
         else:
             damaged += 1
     changes = sorted(found, key=lambda target: target.time)
-    if len(changes) > _MOST_TARGETS:
-        changes = [*changes[: len(known)], *changes[-_MOST_TARGETS:]]
+    first, later = changes[: len(known)], changes[len(known) :]
+    changes = [*first, *later[-_MOST_TARGETS:]]
     problem = f"{path} is damaged: lines are left out ({damaged})" if damaged else ""
     return Targets(tuple(changes), problem)

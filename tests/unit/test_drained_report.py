@@ -55,3 +55,11 @@ def test_events_say_why_workers_have_left(tmp_path: Path) -> None:
         {"event": "left", "at": 2.0, "worker": "c", "why": 7},
     )
     assert read_history(folder).left == {"b": WALLTIME}
+
+
+def test_a_worker_of_a_requeued_job_has_not_left(tmp_path: Path) -> None:
+    folder = tmp_path / "svd-0000"
+    folder.mkdir(mode=0o700)
+    left = {"event": "left", "at": 1.0, "worker": "b", "why": WALLTIME}
+    write_events(folder, left, {"event": "connected", "at": 9.0, "worker": "b", "row": {}})
+    assert read_history(folder).left == {}

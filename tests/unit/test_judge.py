@@ -469,3 +469,7 @@ def test_the_jobs_of_a_silent_owner_say_why_they_have_ended() -> None:
     found = judge(OWNED, LEFT, ended, now=NOW)
     assert found.state is ClusterState.FAILED
     assert found.reason == f"the Python process that owned it is gone ({REASON})"
+    # A folder that others can write tells nothing of the owner.
+    found = judge(OWNED, replace(LEFT, refused="others can write it"), ended, now=NOW)
+    assert found.state is ClusterState.FAILED
+    assert found.reason == f"all its jobs have ended: FAILED ({REASON})"
