@@ -188,6 +188,9 @@ def _numbers(words: tuple[str, ...]) -> dict[str, int]:
 @options.flag("--drain", "drained", help="Wait for the tasks that run, but in the head's job.")
 def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool, drained: bool) -> None:
     """End clusters and cancel their jobs."""
+    if drained and orphans:
+        message = "--orphans and --drain exclude each other"
+        raise InputError(message, hint="the jobs of orphans end by themselves")
     if not cluster_ids and not everything and not orphans:
         hint = "`gpujobs status` lists them"
         raise InputError("name the clusters to cancel, or use --all", hint=hint)
@@ -197,19 +200,32 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool, draine
     records = status.choose(ledger, cluster_ids, everything=False)
     if orphans:
         records = _orphans(records)
+    errors: list[GpujobsError] = []
     if drained:
-        _drain_all(records, ledger)
-    _cancel_all(records, ledger)
+        records = _drained(records, ledger, errors)
+    _cancel_all(records, ledger, errors)
 
 
-def _drain_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
-    """Let the workers of clusters end their tasks, one cluster after the other."""
+def _drained(
+    records: Sequence[ClusterRecord], ledger: Ledger, errors: list[GpujobsError]
+) -> list[ClusterRecord]:
+    """Let the workers of clusters end their tasks, one cluster after the other.
+
+    Returns the clusters that may be cancelled: not those whose tasks cannot be waited for.
+    """
     from ..clusters import scale
 
+    found: list[ClusterRecord] = []
     for record in records:
-        if not _had_ended(record):
-            progress.write(f"{record.id}: waiting for its tasks; Ctrl-C cancels nothing")
-            scale.drain(record, ledger)
+        try:
+            if not _had_ended(record):
+                progress.write(f"{record.id}: waiting for its tasks; Ctrl-C cancels nothing")
+                scale.drain(record, ledger)
+        except GpujobsError as error:
+            errors.append(error)
+            continue
+        found.append(record)
+    return found
 
 
 def _orphans(records: Sequence[ClusterRecord]) -> list[ClusterRecord]:
@@ -221,11 +237,12 @@ def _orphans(records: Sequence[ClusterRecord]) -> list[ClusterRecord]:
     return found
 
 
-def _cancel_all(records: Sequence[ClusterRecord], ledger: Ledger) -> None:
-    """Cancel each cluster; raise the last error after all of them have been tried."""
+def _cancel_all(
+    records: Sequence[ClusterRecord], ledger: Ledger, errors: list[GpujobsError]
+) -> None:
+    """Cancel each cluster; raise the last of all errors after all of them have been tried."""
     from ..clusters import scale
 
-    errors: list[GpujobsError] = []
     ended = {record.id for record in records if _had_ended(record)}
     for record in records:  # the jobs of all of them exit at the same time
         scale.end(record)

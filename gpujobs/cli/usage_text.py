@@ -85,7 +85,8 @@ def usage_text(usage: UsageReport, columns: int | None = None) -> str:
     if rows := group_rows(usage):
         parts += ["", table(GROUP_HEADER, rows, columns)]
     if found := size_rows(usage):
-        parts += ["", table(SIZE_HEADER, found, columns), *map("  ".__add__, advice_lines(usage))]
+        parts += ["", table(SIZE_HEADER, found, columns)]
+        parts += [f"  {line}" for line in advice_lines(usage)]
     return "\n".join(parts)
 
 

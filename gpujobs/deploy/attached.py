@@ -223,10 +223,12 @@ class AttachedCluster(JobsDisplay, Cluster):  # type: ignore[misc]
 
     def _live_card(self) -> Card:
         """Return the content of a moment ago: a report may query the batch scheduler."""
-        if self._drawing is None or self._drawing.done():
+        if self._last_card is None:  # the first one
+            self._last_card = self._card()
+        elif self._drawing is None or self._drawing.done():
             self._drawing = asyncio.ensure_future(asyncio.to_thread(self._card))
             self._drawing.add_done_callback(self._keep_card)
-        return self._last_card or self._card()
+        return self._last_card
 
     def _keep_card(self, drawing: asyncio.Future[Card]) -> None:
         if not drawing.cancelled() and drawing.exception() is None:

@@ -334,15 +334,10 @@ class DaskControl:
         drain = getattr(self._cluster.scheduler_comm, DRAIN)
         with contextlib.suppress(Exception):  # the cluster ends: its workers need not transfer data
             await drain(names=names, why="scale")
-            while self._cluster.status == Status.running and not (
-                self._connected.isdisjoint(names)
-            ):
+            while self._cluster.status == Status.running:
+                if (self.connected or frozenset()).isdisjoint(names):  # None: it is lost
+                    return
                 await asyncio.sleep(LEAVE_INTERVAL)
-
-    @property
-    def _connected(self) -> frozenset[str]:
-        """Names of the workers; none if the connection to the dask scheduler is lost."""
-        return self.connected or frozenset()
 
     async def drained(self) -> tuple[frozenset[str], float] | None:
         """Return the names of the workers that leave, and the seconds of the longest task.

@@ -214,8 +214,9 @@ class JobPool:
             raise self.ended_error()
         numbers = self.jobs.numbers()
         numbers[group.name] += count
-        known = self.plan, self.record, group.name, numbers, self._client, self.ledger
-        self._plan = await asyncio.to_thread(plan_of_more, *known)
+        self._plan = await asyncio.to_thread(
+            plan_of_more, self.plan, self.record, group.name, numbers, self._client, self.ledger
+        )
         limit = await self._array_limit(count)
         await self._submit(group.jobs, WORKERS, count, self._free_devices(group.jobs, count), limit)
 
@@ -353,12 +354,13 @@ class JobPool:
         reports = [job.report for job in jobs]
         self.record = await asyncio.to_thread(note_removed, self.record, reports, self.ledger)
         leaving = [job for job in jobs if job.report.connected]
-        for job in leaving:
-            job.cancel_again = math.inf
+        others = [job for job in jobs if not job.report.connected]
         if leaving:
+            for job in leaving:  # `Canceller.repeat` leaves them alone until then
+                job.cancel_again = math.inf
             in_background(self._cancel_later(leaving, retire), self.id)
         self.query_soon()
-        if others := [job for job in jobs if not job.report.connected]:
+        if others:
             await self._canceller.cancel(others)
 
     async def _cancel_later(self, jobs: Sequence[PoolJob], retire: Retire) -> None:

@@ -135,7 +135,7 @@ class Scaler:
         wanted = {group: group.target for group in self.pool.groups.values()}
         work = asyncio.ensure_future(self.reach_targets())
         await asyncio.wait([work], timeout=SUBMIT_TIMEOUT)
-        while not work.done() and not self.pool.unanswered:  # workers transfer their data
+        while not work.done() and not self.pool.unanswered:  # a query or a cancel goes on
             await asyncio.wait([work], timeout=REFRESH_INTERVAL)
         if work.done():
             return work.result()

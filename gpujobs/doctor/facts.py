@@ -103,15 +103,20 @@ def rate_text(facts: JobFacts) -> str:
     protocol, measured = facts["address"].split("://")[0], facts["bandwidth"]
     if not measured or protocol not in measured["protocols"]:
         return protocol
-    rate = measured["protocols"][protocol]["rate"]
+    one = measured["protocols"][protocol]
+    if one["problem"]:
+        return f"{protocol}, not measured: {one['problem']}"
     memory = "GPU" if measured["gpu_memory"] else "host"
-    return f"{protocol}, {rate:.3g} GB/s between two workers ({memory} memory)"
+    return f"{protocol}, {one['rate']:.3g} GB/s between two workers ({memory} memory)"
 
 
 def measured_rates(facts: JobFacts, report: ClusterReport) -> dict[str, Measured]:
     """Return the rates between two workers: those of a job, or of two jobs if there are several."""
+    bandwidth = facts["bandwidth"]
+    if not bandwidth:
+        return {}
     found: dict[str, Measured] = {}
-    for protocol, one in facts["bandwidth"]["protocols"].items() if facts["bandwidth"] else ():
+    for protocol, one in bandwidth["protocols"].items():
         if one["problem"]:
             problem = f"{protocol} does not work on {facts['node']}: {one['problem']}"
             found[protocol] = Measured(problem=problem)

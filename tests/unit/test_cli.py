@@ -62,6 +62,18 @@ def submitted(home: Path, cluster: str, **changes: object) -> Ledger:
     return ledger
 
 
+def test_cancel_waits_for_no_tasks_of_a_cluster_that_is_scaled_elsewhere(
+    run, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
+    """It stays, and the error names it; orphans have no process that could wait."""
+    ledger = submitted(tmp_path, "svd-0001", owner="client")
+    done = run("cancel", "--all", "--drain")
+    assert done.returncode == 2 and "svd-0001" in done.stderr, done.stderr
+    assert not (ledger.get("svd-0001").path / "ended").exists()
+    done = run("cancel", "--orphans", "--drain")
+    assert done.returncode == 2 and "--orphans and --drain exclude each other" in done.stderr
+
+
 # -- sites, schema -------------------------------------------------------------------------------------------------
 def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     listed = run("sites", "list").stdout

@@ -14,7 +14,7 @@ from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.doctor import jobcheck
 from gpujobs.doctor.checks import CheckState
-from gpujobs.doctor.facts import _check_scratch, _check_transport, _check_versions
+from gpujobs.doctor.facts import _check_scratch, _check_transport, _check_versions, rate_text
 from gpujobs.doctor.jobcheck import JobFacts
 from gpujobs.doctor.trial import read_facts
 from gpujobs.injob.folder import Gpu, RegisteredWorker
@@ -72,6 +72,15 @@ def test_the_remedy_for_ucxx_depends_on_the_site(
     facts = JobFacts(address="tls://n1:1", bandwidth=None)  # type: ignore[typeddict-item]
     report = judge(RECORD, FolderState(transport=transport, workers=workers), {}, now=1.0)
     assert _check_transport(facts, report).remedy.startswith(remedy)
+
+
+def test_a_protocol_whose_rate_was_not_measured_says_why() -> None:
+    one = {"rate": 0.0, "problem": "no answer"}
+    bandwidth = {"protocols": {"tls": one}, "gpu_memory": False}
+    facts = JobFacts(address="tls://n1:1", bandwidth=bandwidth)  # type: ignore[typeddict-item]
+    assert rate_text(facts) == "tls, not measured: no answer"
+    one["problem"], one["rate"] = "", 1.5
+    assert rate_text(facts) == "tls, 1.5 GB/s between two workers (host memory)"
 
 
 @pytest.mark.parametrize(
