@@ -507,4 +507,7 @@ _OVERRIDDEN = (
     "request", "cpu_request", "multi_node_request", "directives", "account", "visible_devices",
     "setup", "scratch", "mpi", "workers_launcher", "node_launcher",
 )  # fmt: skip
-"""Keys whose value in a queue replaces that of the site; a list or a text may be empty."""
+"""Keys whose value in a queue replaces that of the site, also an empty one.
+
+An empty `request` is the built-in one.
+"""

@@ -36,7 +36,7 @@ def command(words: Iterable[str]) -> Bash:
 
 
 def without(names: Iterable[str]) -> list[str]:
-    """Return the words that hide variables from the command after them; [] if there are none."""
+    """Return the bash that hides variables from the command after it; [] if there are none."""
     options = [f"-u {name}" for name in names]
     return ["env", *options] if options else []
 
@@ -123,11 +123,12 @@ class Diagnostics:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def note(self, text: str) -> None:
-        """Add a note: information that is not an error."""
-        text = f"{self.prefix}{text}"
-        if text not in self.notes:
-            self.notes.append(text)
+    def note(self, *texts: str) -> None:
+        """Add notes: information that is not an error."""
+        for text in texts:
+            shown = f"{self.prefix}{text}"
+            if shown not in self.notes:
+                self.notes.append(shown)
 
     def raise_problems(self) -> None:
         """Raise InputError with all problems, if there are any."""

@@ -61,6 +61,7 @@ class Machine:
             gpus_per_node=gpus,
             cpus_per_node=queue.cpus_per_node or self.cpus,
             memory_per_node=queue.memory_per_node or self.memory,
+            gpu_memory=queue.gpu_memory or self.gpu_memory,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..config.document import Document
 from ..config.profile import Head
@@ -64,13 +64,13 @@ class GroupPlanner:
             count=cpu_workers,
         )
         chosen = chooser.choose()
-        self._note(chosen.notes)
-        gpu_memory = self.site.queues[chosen.key].gpu_memory
-        if gpu_memory is None and machine is not None:
-            gpu_memory = machine.gpu_memory
-        workeroptions.check(self.diagnostics, chosen.shape, gpu_memory)
+        self.diagnostics.note(*chosen.notes)
+        queue = self.site.queues[chosen.key]
+        if machine:
+            queue = machine.complete(queue)
+        workeroptions.check(self.diagnostics, chosen.shape, queue.gpu_memory)
         keys, notes = chooser.equal_queues(chosen)
-        self._note(notes)
+        self.diagnostics.note(*notes)
         queues = list(dict.fromkeys(self.site.queue_name(key) for key in keys))
         group = self._jobs(name, chosen.key, chosen.shape, queues=queues)
         check_task_time(self.diagnostics, group.walltime)
@@ -96,7 +96,7 @@ class GroupPlanner:
         if not walltime and not scheduler.on_this_machine:
             _report_no_walltime(diagnostics)
         writer = DirectiveWriter(diagnostics, scheduler, shape, walltime, queues)
-        self._note(f"queue {key}: {note}" for note in queue.notes)
+        self.diagnostics.note(*(f"queue {key}: {note}" for note in queue.notes))
         if note := workeroptions.memory_note(profile.workers, shape):
             self.diagnostics.note(note)
         lines, visible_devices = writer.lines(), ""
@@ -121,10 +121,6 @@ class GroupPlanner:
             submit_arguments=writer.submit_arguments(),
             account=writer.account,
         )
-
-    def _note(self, notes: Iterable[str]) -> None:
-        for note in notes:
-            self.diagnostics.note(note)
 
     def _software(self, diagnostics: Diagnostics) -> tuple[str, Container | None, Staging | None]:
         """Return the jobs' interpreter, and the container or the staging that has it."""

@@ -194,8 +194,7 @@ class _Planner:
         self._note_differences(groups)
         self._note_unused(transport, groups)
         self.diagnostics.raise_problems()
-        for note in self.site.notes:
-            self.diagnostics.note(note)
+        self.diagnostics.note(*self.site.notes)
         return Plan(
             name=self.spec.name,
             site_name=self.spec.site.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.profile import Profile, Workers
@@ -239,10 +239,6 @@ def _candidates(
             useful = False
     if useful:
         return list(allowed)
-    return _without_ucxx(allowed)
-
-
-def _without_ucxx(allowed: Iterable[str]) -> list[str]:
     return [name for name in allowed if name != "ucxx"] or ["tcp"]
 
 

@@ -12,11 +12,11 @@ import logging
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import InputError
 from ..text import did_you_mean
@@ -24,6 +24,9 @@ from .formats import find_integer
 from .inventory import Inventory
 from .jobs import CommandResult, Granted, JobId, JobState, JobStatus, Reply, Statuses
 from .words import Meaning, OptionValue, Reader, meaning
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 logger = logging.getLogger("gpujobs")
 
@@ -443,11 +446,10 @@ def get_scheduler(name: str) -> type[Scheduler]:
 def scheduler_names() -> list[str]:
     """Return the names of all batch schedulers that can be used here, sorted."""
     import pkgutil
-    from importlib.metadata import entry_points
 
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
-    return sorted({*REGISTERED, *entry_points(group=ENTRY_POINTS).names})
+    return sorted({*REGISTERED, *(entry.name for entry in _entry_points())})
 
 
 def usable_schedulers() -> list[type[Scheduler]]:
@@ -461,13 +463,19 @@ def usable_schedulers() -> list[type[Scheduler]]:
     return found
 
 
-def _import_entry_point(name: str) -> None:
+def _entry_points() -> Iterator[EntryPoint]:
+    """Yield those of other packages; `entry_points` takes no group in Python 3.9, as in jobs."""
     from importlib.metadata import distributions  # slow, and seldom needed
 
-    # `entry_points` takes no group in Python 3.9, which jobs may have.
-    found = (entry for one in distributions() for entry in one.entry_points)
-    for entry in found:
-        if (entry.group, entry.name) != (ENTRY_POINTS, name):
+    for distribution in distributions():
+        for entry in distribution.entry_points:
+            if entry.group == ENTRY_POINTS:
+                yield entry
+
+
+def _import_entry_point(name: str) -> None:
+    for entry in _entry_points():
+        if entry.name != name:
             continue
         try:
             entry.load()

@@ -59,11 +59,11 @@ class SlurmInventory(Inventory):
             qos = _gpus_of_qos(ask([*_SACCTMGR, "qos", "format=Name,MaxTRESPU"]))
         # sinfo lists the partitions of a node in no fixed order: the default one, main*, is first.
         names = {row["Partition"] for row in rows}
+        rules, late_signal = (accounts, own_qos), _late_signal(settings)
         queues = []
         for listed in sorted(names, key=lambda name: ("*" not in name, name)):
-            name, rules = listed.rstrip("*"), (accounts, own_qos)
-            partition = partitions.get(name, {})
-            queues.append(_queue(name, partition, rules, qos, _late_signal(settings)))
+            name = listed.rstrip("*")
+            queues.append(_queue(name, partitions.get(name, {}), rules, qos, late_signal))
         size = integer(settings.get("MaxArraySize", ""))
         return Survey(
             queues=tuple(queues),
