@@ -237,23 +237,33 @@ def _orphans(records: Sequence[ClusterRecord]) -> list[ClusterRecord]:
     return found
 
 
+_CANCELS_AT_ONCE = 8
+
+
 def _cancel_all(
     records: Sequence[ClusterRecord], ledger: Ledger, errors: list[GpujobsError]
 ) -> None:
-    """Cancel each cluster; raise the last of all errors after all of them have been tried."""
+    """Cancel clusters, several at once; raise the last of all errors after all have been tried."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from ..clusters import scale
 
     ended = {record.id for record in records if _had_ended(record)}
     for record in records:  # the jobs of all of them exit at the same time
         scale.end(record)
-    for record in records:
-        try:
-            scale.cancel(record, ledger)
-        except GpujobsError as error:
-            errors.append(error)
-            continue
-        outcome = "had ended already" if record.id in ended else "is cancelled"
-        progress.write(f"{record.id} {outcome}")
+    threads = ThreadPoolExecutor(_CANCELS_AT_ONCE)
+    try:
+        cancels = [threads.submit(scale.cancel, record, ledger) for record in records]
+        for record, cancelled in zip(records, cancels, strict=True):
+            try:
+                cancelled.result()
+            except GpujobsError as error:
+                errors.append(error)
+                continue
+            outcome = "had ended already" if record.id in ended else "is cancelled"
+            progress.write(f"{record.id} {outcome}")
+    finally:
+        threads.shutdown(cancel_futures=True)  # Ctrl-C starts no more
     _raise_last(errors)
 
 

@@ -312,6 +312,24 @@ def test_the_others_are_cancelled_after_one_that_cannot_be(run, tmp_path: Path) 
     assert "b-0001 is cancelled" in done.stderr
 
 
+def test_clusters_are_cancelled_at_the_same_time(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """This scancel succeeds only while another one runs."""
+    bin_folder, running = tmp_path / "bin", tmp_path / "running"
+    bin_folder.mkdir()
+    running.mkdir()
+    (bin_folder / "scancel").write_text(
+        f"#!/bin/bash\ntouch {running}/$$\nfor n in {{1..100}}; do\n"
+        f"  set -- {running}/*; [ $# -ge 2 ] && exit 0; sleep 0.1\ndone\nexit 1\n"
+    )
+    (bin_folder / "scancel").chmod(0o755)
+    for number, name in enumerate(("a-0001", "b-0001")):
+        submitted(tmp_path, name, created=float(number))
+    done = run("cancel", "--all", PATH=f"{bin_folder}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "0001" in line]
+    assert told == ["a-0001 is cancelled", "b-0001 is cancelled"]
+
+
 @pytest.mark.parametrize(
     "arguments", [["cancel"], ["nosuch"], ["scale", "x-0000", "-1"], ["submit", "nosuch.yaml"], ["render"], ["plan", "p", "--nosuch"]], ids=" ".join
 )  # fmt: skip
