@@ -317,15 +317,22 @@ class Binding(TypedDict, total=False):
     reason: str
 
 
-class Run(TypedDict):
-    """The job that has a worker, since its last start."""
-
+class _Start(TypedDict):
     job: int
     """Number."""
     id: str
     """Of the batch scheduler, as in the claim."""
+    name: str
+    """Of this start, as in the events of the job."""
     node: str
     started: float
+
+
+class Run(_Start, total=False):
+    """The job that has a worker, since its last start."""
+
+    setup: str
+    """Which lines of its `setup` failed."""
 
 
 class RegisteredWorker(TypedDict, total=False):

@@ -26,6 +26,7 @@ from .folder import (
 )
 from .gpuerrors import gpu_errors
 from .gpus import job_devices, shared_gpu_message, start_sampler
+from .jobevents import append_event, job_events
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .names import UCX_WARNINGS, group_prefix, job_file, job_name, job_worker_names
 from .network import node_name
@@ -211,6 +212,8 @@ class Job:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if job_exit.reason:
             log(job_exit.reason)
+            name = job_events(self.options.job)
+            append_event(self.folder, name, "failed", reason=job_exit.reason)
             with contextlib.suppress(OSError):
                 path = self.folder.path / job_file(self.options.job, "reason")
                 path.write_text(f"{job_exit.reason}\n", encoding="utf-8")

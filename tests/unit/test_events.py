@@ -211,7 +211,7 @@ def test_a_look_at_thousands_of_workers_reads_only_what_is_new(tmp_path: Path) -
 
 
 # -- the files of running jobs, which their workers have told ----------------------------------------
-RUN = {"job": 0, "id": "7[0]", "node": "n2", "started": 5.0}
+RUN = {"job": 0, "id": "7[0]", "name": "5-n2-9", "node": "n2", "started": 5.0}
 
 
 @pytest.fixture
