@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -37,6 +38,7 @@ from .network import node_name
 
 ENDING = "jsonl"
 """Of the names of the files."""
+_FILE = re.compile(rf"([0-9]{{1,9}})(?:-(.+))?\.{ENDING}")
 
 
 class JobEvent(TypedDict, total=False):
@@ -159,6 +161,13 @@ def node_events(job: int, node: str) -> str:
     return job_file(f"{job}-{node}", ENDING)
 
 
+def event_files(names: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield job, node and name of the files of events among ``names``; no node: of the job."""
+    for name in sorted(names):
+        if found := _FILE.fullmatch(name):
+            yield int(found[1]), found[2] or "", name
+
+
 def job_facts(folder: Folder, job: int) -> JobFacts:
     """Return what a job has said of itself."""
     return JobReader(folder.path / job_events(job)).read()
@@ -179,6 +188,14 @@ def append_event(folder: Folder, name: str, event: str, **values: object) -> Non
         folder.append(name, [json.dumps(line)])
     except OSError as error:
         log(f"cannot write to {folder.path}: {error}")
+
+
+def with_events(facts: JobFacts, events: Iterable[JobEvent]) -> JobFacts:
+    """Return ``facts`` after events of the same start, which do not tell its name."""
+    found = facts.copy()
+    for event in events:
+        found.feed({**event, "run": found.run})
+    return found
 
 
 def lost_nodes(run: str, facts: Iterable[JobFacts]) -> dict[int, LostNode]:

@@ -26,6 +26,7 @@ from . import names
 from .configuration import add_defaults, preloads
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
+from .jobevents import append_event, node_events
 from .log import append_output_to
 from .network import job_nodes, node_name, on_loopback, restrict_listeners
 from .options import RankOptions, SuperviseOptions
@@ -54,10 +55,12 @@ def lost_file(number: int) -> str:
 
 
 def report_lost(
-    folder: Folder, number: int, node: str, reason: str, exit_code: int = EXIT_FAILED
+    options: SuperviseOptions, number: int, node: str, reason: str, code: int = EXIT_FAILED
 ) -> None:
-    """Write why a node of an allocation is lost, unless that is known."""
-    lost = {"node": node, "reason": reason, "exit_code": exit_code}
+    """Write why a node of an allocation is lost, into the file of this node."""
+    folder, name = Folder(options.folder), node_events(options.job, node_name())
+    append_event(folder, name, "node lost", number=number, reason=reason, code=code)
+    lost = {"node": node, "reason": reason, "exit_code": code}
     folder.create(lost_file(number), json.dumps(lost))
 
 

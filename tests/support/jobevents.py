@@ -18,6 +18,8 @@ def write_job(
     if event == "script":
         values.setdefault("version", VERSION)
     line = {"event": event, "run": run, "node": node, "at": 1.0, **values}
+    if event == "started":
+        line.setdefault("began", line["at"])
     with (folder / job_events(job)).open("a") as file:
         file.write(f"\n{json.dumps(line)}\n")
 

@@ -24,6 +24,7 @@ from gpujobs.schedulers import CommandResult
 from gpujobs.schedulers.formats import members
 
 from .events import write_events
+from .jobevents import write_job
 from .tearing import GARBAGE, NUMBERS, torn
 from .transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
@@ -201,6 +202,7 @@ class SimulatedSlurm(System):
         if code is not None and not job.superfluous:
             text = json.dumps({"exit_code": code, "host": "n1"})
             (self.folder / "jobs" / f"{job.number}.json").write_text(text)
+            self._tell(job, "left", code=code)
 
     def vanish(self, job: SimulatedJob) -> None:
         """Lose a job: no exit record, and no command knows it any more."""
@@ -227,6 +229,7 @@ class SimulatedSlurm(System):
         """Put a running job back into the queue."""
         self._disconnect(job)
         (self.folder / "jobs" / f"{job.number}.json").write_text('{"exit_code": 143, "host": "n1"}')
+        self._tell(job, "left", code=143)
         job.state, job.eligible, job.hung = "PENDING", self.seconds + 30 + self.wait(), True
 
     def restore(self, job: SimulatedJob) -> None:
@@ -266,6 +269,13 @@ class SimulatedSlurm(System):
         (self.folder / "jobs" / f"{job.number}.started").write_text(
             json.dumps({"node": "n1", "started": self.time()})
         )
+        self._tell(job, "script")
+        self._tell(job, "started", began=self.time())
+
+    def _tell(self, job: SimulatedJob, event: str, **values: object) -> None:
+        """Append an event of the present start of a job."""
+        run = f"{job.started:.0f}-n1-{job.number}"
+        write_job(self.folder, job.number, event, run=run, at=self.time(), **values)
 
     def _run_on(self, job: SimulatedJob) -> None:
         ran = self.seconds - job.started

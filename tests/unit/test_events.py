@@ -252,15 +252,13 @@ def test_a_running_job_costs_a_reader_nothing(running: Path) -> None:
     assert found.alive[0] == found.alive[1] == (running / "head-1/heartbeat").stat().st_mtime
 
 
-@pytest.mark.parametrize("how", ["silent", "ended", "left", "gone"])
+@pytest.mark.parametrize("how", ["silent", "ended", "gone"])
 def test_files_of_a_job_are_read_when_its_workers_prove_nothing(running: Path, how: str) -> None:
     (running / "jobs/0.claim").write_text("8[0]\n")  # it starts again
     if how == "silent":
         os.utime(running / "head-1/heartbeat", (1.0, 1.0))
     elif how == "ended":
         (running / "ended").write_text('{"kind": "done", "exit_code": 0}')
-    elif how == "left":
-        (running / "jobs/0.json").write_text('{"exit_code": 1}')
     else:
         write_events(running, disconnected("a"))
     assert FolderReader(running).read().claims[0] == JobId("8", 0)

@@ -30,9 +30,19 @@ export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
 export GPUJOBS_JOB=$((-1 + SGE_TASK_ID))
 GPUJOBS_NODE=${SLURMD_NODENAME:-$HOSTNAME}
 GPUJOBS_STARTED=$(date +%s)
+export GPUJOBS_RUN=$GPUJOBS_STARTED-$GPUJOBS_NODE-$$   # the name of this start: the job may be requeued
 { cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_NODE" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
+gpujobs_event() {   # append an event of this job to its file: a word, and more of the line
+    printf '\n{"event": "%s", "run": "%s", "node": "%s", "at": %(%s)T%s}\n' \
+        "$1" "$GPUJOBS_RUN" "$GPUJOBS_NODE" -1 "${2-}" >> "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.jsonl"
+}
+gpujobs_quote() {   # print a text as JSON, clipped
+    local text=${1:0:1000}
+    text=${text//\\/\\\\} text=${text//\"/\\\"}
+    printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
 gpujobs_leave() {   # write the exit record of this job, however it ended
     local code=$? last
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
@@ -50,6 +60,7 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_NODE could not start, or was killed (exit code $code)${last:+: $last}"
         [ "$code" -ne 0 ] || code=70   # no worker has started
     fi
+    gpujobs_event left ", \"code\": $code"
     printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
         "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
     [ -n "$gpujobs_exit_trap" ] || return
@@ -67,6 +78,7 @@ gpujobs_fail() {
     reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
     echo "gpujobs: $reason"
     echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    gpujobs_event failed ", \"reason\": $(gpujobs_quote "$1")"
     # The first job that writes a reason ends the cluster.
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
@@ -77,6 +89,7 @@ claim=jobs/$GPUJOBS_JOB.claim id="${JOB_ID}[$SGE_TASK_ID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
 rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
+gpujobs_event script ', "version": 1'
 gpujobs_in_setup='' gpujobs_exit_trap=''
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT HUP USR1 USR2
@@ -96,6 +109,7 @@ gpujobs_setup_failed() {   # note the first lines that fail, but not in sourced 
     [ -z "${gpujobs_failed:300}" ] && [[ $gpujobs_failed != *"$line" ]] || return 0
     gpujobs_failed+="${gpujobs_failed:+; }$line"
     echo "$gpujobs_failed" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
+    gpujobs_event "setup failed" ", \"text\": $(gpujobs_quote "$gpujobs_failed")"
 }
 gpujobs_keep_exit_trap() {   # gpujobs_leave runs the trap of setup, which must not replace it
     local own words
@@ -129,7 +143,8 @@ export PYTHONUNBUFFERED=1
 python=/opt/env/bin/python
 stopped='' supervisor=''
 # Torque may kill the supervisor before it can write why.
-trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
+trap 'stopped=1; gpujobs_event signalled; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"
+    kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
 "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=variable:SGE_HGR_gpu \
     --walltime=3600 --warning=60 \
