@@ -36,9 +36,9 @@ from ..injob.folder import (
 )
 from ..injob.gpus import binding_messages
 from ..injob.jobevents import (
+    ExitRecord,
     JobFacts,
     JobReader,
-    Left,
     LostNode,
     event_files,
     lost_nodes,
@@ -324,14 +324,6 @@ def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
 
 # -- read the state of the cluster into typed rows -------------------------------------------------
 @dataclass(frozen=True)
-class ExitRecord:
-    """How a job ended, written by its bash script."""
-
-    exit_code: int | None
-    host: str
-
-
-@dataclass(frozen=True)
 class FolderState:
     """The contents of a cluster's folder at one moment. Mappings are by job number or worker."""
 
@@ -462,7 +454,7 @@ class _Head:
 
 @dataclass
 class _Jobs:
-    """What the jobs have written, by their numbers."""
+    """The files of the jobs, by their numbers."""
 
     facts: dict[int, JobFacts]
     claims: dict[int, JobId | None] = field(default_factory=dict)
@@ -512,7 +504,7 @@ class FolderReader:
             ends_by=dask.ends_by,
             seen=dask.seen,
             gone=dask.gone,
-            exits={n: _exit_record(one.left) for n, one in facts.items() if one.left},
+            exits={n: one.left for n, one in facts.items() if one.left},
             reasons={n: clean(one.reason) for n, one in facts.items() if one.reason},
             lost=tuple(clean(lost.reason) for lost in jobs.lost.values()),
             lost_tasks=tuple(_lost_tasks(dask.lost_tasks)),
@@ -530,7 +522,7 @@ class FolderReader:
         )
 
     def job_facts(self) -> dict[int, JobFacts]:
-        """Return what all jobs have said of themselves, from their own files."""
+        """Return the facts of all jobs from their own files."""
         self._names = frozenset(self._folder.names())
         return self._read_jobs({}).facts
 
@@ -584,7 +576,7 @@ class FolderReader:
         return str(after["cluster"])
 
     def _read_jobs(self, runs: Mapping[int, Run]) -> _Jobs:
-        """Return what the jobs have written; ``runs``: of jobs whose workers have told it."""
+        """Read the files of the jobs, except those of ``runs``, which workers have told."""
         names = file_names(self._folder.path / "jobs")
         jobs = _Jobs({number: JobFacts.of(run) for number, run in runs.items()})
         nodes: dict[int, list[JobFacts]] = {}
@@ -604,7 +596,7 @@ class FolderReader:
         return jobs
 
     def _add_old_files(self, jobs: _Jobs, names: Iterable[str]) -> None:
-        """Add what jobs of an earlier gpujobs have written."""
+        """Add the files of jobs of an earlier gpujobs."""
         endings: dict[int, set[str]] = {}
         for number, ending in job_files(names, "."):
             if ending in oldfolder.JOB_FILES:
@@ -612,8 +604,6 @@ class FolderReader:
             elif ending == oldfolder.LOST and (lost := oldfolder.lost_node(number, self._old_json)):
                 jobs.lost[number] = lost
         for number, known in endings.items():
-            if number in jobs.facts:
-                continue
             events = oldfolder.job_events(number, known, self._old_json, self._old_text)
             jobs.facts[number] = with_events(jobs.facts.get(number, JobFacts()), events)
 
@@ -635,7 +625,7 @@ class FolderReader:
         return job
 
     def _events_of(self, name: str) -> JobFacts:
-        """Return what the events in a file amount to; it is opened if it has changed."""
+        """Return the facts of a job, or of a node; its file is opened if it has changed."""
         path = self._folder.path / "jobs" / name
         reader = self._readers.setdefault(name, JobReader(path))
 
@@ -704,7 +694,3 @@ def _ended(value: JsonObject) -> Ended | None:
     ended = Ended.parse(value)
     # The reason may quote the last line of a command, with characters that move the cursor.
     return replace(ended, reason=clean(ended.reason))
-
-
-def _exit_record(left: Left) -> ExitRecord:
-    return ExitRecord(left.exit_code, left.host)

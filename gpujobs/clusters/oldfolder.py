@@ -108,7 +108,7 @@ def job_events(
     load: Callable[[str, Any], JsonObject],
     text: Callable[[str], str],
 ) -> Iterator[JobEvent]:
-    """Yield what a job has said since its last start, in its files with these ``endings``."""
+    """Yield the events since the last start of a job from its files with these ``endings``."""
     left = load(job_file(job, _EXIT), _Exit) if _EXIT in endings else {}
     start = load(job_file(job, _STARTED), _Start) if _STARTED in endings else {}
     for found in (left, start):

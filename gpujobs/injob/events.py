@@ -98,6 +98,7 @@ class DaskWorkers:
     """The workers of a dask scheduler, its clients and its end."""
 
     line: ClassVar[Any] = Event
+    most_bytes: ClassVar[int] = MOST_BYTES_OF_LINES
     address: str | None = None
     dashboard: int | None = None
     """Port of the dashboard."""
@@ -189,6 +190,8 @@ class State(Protocol):
 
     line: ClassVar[Any]
     """Shape of a line."""
+    most_bytes: ClassVar[int]
+    """Of the file."""
 
     def feed(self, event: Any) -> None:
         """Take over an event; one that is not known changes nothing."""
@@ -218,7 +221,7 @@ class LineReader(Generic[AnyState]):
     def read(self) -> AnyState:
         """Look for new lines, and return the state."""
         try:
-            with bounded(self._path, MOST_BYTES_OF_LINES) as file:
+            with bounded(self._path, self.state.most_bytes) as file:
                 events = list(self._new_events(file))
         except FileNotFoundError:
             return self.state

@@ -393,10 +393,7 @@ SHAPES: dict[str, Any] = {
     "rank-error": _shape(required=True, exit_code=int, reason=str),
     AFTER: _shape(required=True, cluster=str, folder=str, any_end=bool),
     RATES: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
-    "jobs/*.json": _shape(exit_code=int, host=str, started=float, ended=float),
-    "jobs/*.started": _shape(node=str, started=float),
     "jobs/*.node": dict[str, str],
-    "jobs/*.lost": _shape(required=True, node=str, reason=str, exit_code=int),
 }
 """Of the files with one JSON object, by name; `*` stands for a number."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -35,7 +34,7 @@ from .jobevents import (
     run_name,
 )
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
-from .names import UCX_WARNINGS, group_prefix, job_file, job_name, job_worker_names
+from .names import UCX_WARNINGS, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
@@ -223,9 +222,6 @@ class Job:
             log(job_exit.reason)
             name = job_events(self.options.job)
             append_event(self.folder, name, "failed", reason=job_exit.reason)
-            with contextlib.suppress(OSError):
-                path = self.folder.path / job_file(self.options.job, "reason")
-                path.write_text(f"{job_exit.reason}\n", encoding="utf-8")
         if job_exit.again and self.options.has_next_attempt and "ended" not in self.folder.names():
             end_attempt(self.folder, self.options.attempt, job_exit.reason)
             self.stop()
@@ -311,7 +307,7 @@ class Job:
                 # A node that has released its workers has removed the file.
                 if node := self.folder.read(node_file(number)).get("node"):
                     name = job_name(self.folder.cluster_id, number)
-                    report_lost(self.options, number, node, f"{name} on {node}: workers are gone")
+                    report_lost(self.options, number, f"{name} on {node}: workers are gone")
 
     def node_lost(self, reason: str) -> None:
         """Go on without a node."""

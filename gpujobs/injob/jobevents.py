@@ -1,4 +1,4 @@
-"""What a job says of itself: the events in `jobs/N.jsonl`, and what they amount to.
+"""The events of a job in `jobs/N.jsonl`, and the facts that they amount to.
 
 The batch script of job N and its supervisor append to that file, on one host. Each other host of
 the job that has to say something has a file of its own, `jobs/N-NODE.jsonl`: appends of two hosts
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 from .events import LineReader
-from .folder import Folder, Run
+from .folder import MOST_BYTES, Folder, Run
 from .log import log
 from .names import RUN_NAME, job_file
 from .network import node_name
@@ -57,12 +57,12 @@ class JobEvent(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Left:
-    """How a job has ended."""
+class ExitRecord:
+    """How a job has ended, by its script."""
 
     exit_code: int | None
     host: str
-    at: float | None = None
+    at: float | None = field(default=None, compare=False)
     """Seconds since the epoch, rounded down."""
 
 
@@ -76,9 +76,10 @@ class LostNode:
 
 @dataclass
 class JobFacts:
-    """What a job, or one of its nodes, has said since its last start."""
+    """The state of a job, or of one of its nodes, since its last start, as it says itself."""
 
     line: ClassVar[Any] = JobEvent
+    most_bytes: ClassVar[int] = MOST_BYTES
     run: str = ""
     """Name of the last start."""
     past: frozenset[str] = frozenset()
@@ -94,13 +95,13 @@ class JobFacts:
     reason: str = ""
     """Why the job ends."""
     signalled: bool = False
-    left: Left | None = None
+    left: ExitRecord | None = None
     lost: dict[int, LostNode] = field(default_factory=dict)
     """Nodes of an allocation that are lost, by their numbers through all jobs."""
 
     @classmethod
     def of(cls, run: Run) -> JobFacts:
-        """Return what the workers of a running job tell of it."""
+        """Return the facts that the workers of a running job tell."""
         return cls(
             run=run["name"],
             script=run["started"],
@@ -127,7 +128,7 @@ class JobFacts:
         elif kind == "failed":
             self.reason = event.get("reason", "")
         elif kind == "left":
-            self.left = Left(event.get("code"), event.get("node", ""), event.get("at"))
+            self.left = ExitRecord(event.get("code"), event.get("node", ""), event.get("at"))
         elif kind == "node lost":
             lost = LostNode(event.get("reason", ""), event.get("code", 0))
             self.lost.setdefault(event.get("number", 0), lost)
@@ -169,7 +170,7 @@ def event_files(names: Iterable[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def job_facts(folder: Folder, job: int) -> JobFacts:
-    """Return what a job has said of itself."""
+    """Return the facts of a job from its file."""
     return JobReader(folder.path / job_events(job)).read()
 
 
@@ -202,6 +203,6 @@ def lost_nodes(run: str, facts: Iterable[JobFacts]) -> dict[int, LostNode]:
     """Return the lost nodes of this start of a job; ``facts``: of its nodes."""
     found: dict[int, LostNode] = {}
     for one in facts:
-        if one.run == run:
-            found = {**one.lost, **found}
+        for number, lost in one.lost.items() if one.run == run else ():
+            found.setdefault(number, lost)
     return found

@@ -66,12 +66,6 @@ def _failed_before(folder: Folder) -> str:
 
 def _write_start(folder: Folder, options: SuperviseOptions) -> None:
     claimed = folder.read_text(job_file(options.job, "claim"))
-    start = {
-        "node": node_name(),
-        "started": options.started,
-        "pid": os.getpid(),
-        "job_id": claimed,
-    }
     run = Run(
         job=options.job,
         id=claimed,
@@ -83,10 +77,6 @@ def _write_start(folder: Folder, options: SuperviseOptions) -> None:
     os.environ[RUN_OF_JOB] = json.dumps(run)  # its workers tell the dask scheduler
     name = job_events(options.job)
     append_event(folder, name, "started", began=options.started, pid=os.getpid())
-    try:
-        folder.write(job_file(options.job, "started"), start)
-    except OSError as error:
-        log(f"cannot write to {folder.path}: {error}")
 
 
 def _second_start(folder: Folder, options: SuperviseOptions) -> int:

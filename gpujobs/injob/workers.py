@@ -459,7 +459,7 @@ class Node(Workers):
         if reason:
             log(reason)
         if job_exit.kind is not None:
-            report_lost(self.options, number, node_name(), reason, code)
+            report_lost(self.options, number, reason, code)
         elif not code:
             (self.folder.path / node_file(number)).unlink(missing_ok=True)
         self.stop()

@@ -33,3 +33,21 @@ def events_of(folder: Path, job: int) -> list[dict[str, Any]]:
     """Return the lines of a job."""
     text = (folder / job_events(job)).read_text()
     return [json.loads(line) for line in text.splitlines() if line]
+
+
+def has_left(folder: Path, job: int) -> bool:
+    """Return whether a job has ended by itself."""
+    return facts_of(folder, job).left is not None
+
+
+def supervisor_of(folder: Path, job: int) -> int:
+    """Return the process id of the supervisor that started last."""
+    started = [event for event in events_of(folder, job) if event["event"] == "started"]
+    return int(started[-1]["pid"])
+
+
+def seconds_of(folder: Path, job: int) -> float:
+    """Return the seconds between the last start of a job and its end."""
+    facts = facts_of(folder, job)
+    assert facts.script is not None and facts.left is not None and facts.left.at is not None
+    return facts.left.at - facts.script

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from gpujobs.injob.events import VERSION
 from gpujobs.injob.folder import Folder
 from gpujobs.injob.jobevents import (
+    ExitRecord,
     JobEvent,
     JobFacts,
     JobReader,
-    Left,
     LostNode,
     append_event,
     job_events,
@@ -58,7 +58,7 @@ def test_a_job_starts_and_fails() -> None:
     found = fold(*LIFE)
     assert (found.setup, found.node, found.began) == ("false failed", "n1", 10.0)
     assert (found.signalled, found.reason) == (True, "no GPU")
-    assert found.left == Left(70, "n1", 15.0) and found.lost == {3: LostNode("gone", 1)}
+    assert found.left == ExitRecord(70, "n1", 15.0) and found.lost == {3: LostNode("gone", 1)}
 
 
 def test_a_job_that_starts_again_has_neither_left_nor_failed() -> None:
@@ -79,9 +79,9 @@ def test_a_process_of_an_earlier_start_changes_nothing(late: JobEvent) -> None:
 
 
 def test_a_start_whose_first_line_a_full_disk_has_refused_counts() -> None:
-    assert fold(FAILED, LEFT).left == Left(70, "n1", 15.0)
+    assert fold(FAILED, LEFT).left == ExitRecord(70, "n1", 15.0)
     assert fold(*LIFE, again(STARTED)).left is None
-    assert fold(*LIFE, again(LEFT), LEFT).left == Left(70, "n2", 75.0)
+    assert fold(*LIFE, again(LEFT), LEFT).left == ExitRecord(70, "n2", 75.0)
 
 
 @settings(max_examples=1000, deadline=None)
@@ -165,7 +165,7 @@ def test_damaged_lines_and_newer_words_are_named(tmp_path: Path) -> None:
         file.write('{"event": "left", "run": 7}\n[]\nx\n')
     write_job(tmp_path, 0, "left", code=3)
     reader = JobReader(tmp_path / "jobs/0.jsonl")
-    assert reader.read().left == Left(3, "n1", 1.0)
+    assert reader.read().left == ExitRecord(3, "n1", 1.0)
     assert reader.problem.endswith("lines that are left out: 3")
     write_job(tmp_path, 1, "script", version=VERSION + 1)
     reader = JobReader(tmp_path / "jobs/1.jsonl")
