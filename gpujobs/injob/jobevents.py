@@ -82,7 +82,7 @@ class JobFacts:
     most_bytes: ClassVar[int] = MOST_BYTES
     run: str = ""
     """Name of the last start."""
-    past: frozenset[str] = frozenset()
+    past: set[str] = field(default_factory=set)
     """Names of the starts before."""
     script: float | None = None
     """When the script last started."""
@@ -135,13 +135,14 @@ class JobFacts:
 
     def _begin(self, run: str) -> None:
         """Forget the start before; its node is known until the supervisor starts again."""
-        self.past, self.run = self.past | {self.run}, run
+        self.past.add(self.run)
+        self.run = run
         self.setup = self.reason = ""
         self.signalled, self.left, self.lost = False, None, {}
 
     def copy(self) -> JobFacts:
         """Return a copy, which later events do not change."""
-        return replace(self, lost=dict(self.lost))
+        return replace(self, past=set(self.past), lost=dict(self.lost))
 
 
 class JobReader(LineReader[JobFacts]):

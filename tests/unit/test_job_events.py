@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,9 +97,20 @@ def test_old_lines_may_come_at_any_moment_and_lines_may_come_twice(
         lines.append(own.pop(0))
         if twice:
             lines.append(order.choice(lines))
-    assert replace(fold(*lines), past=frozenset()) == replace(
-        fold(*(again(event) for event in LIFE)), past=frozenset()
-    )
+    expected = fold(*(again(event) for event in LIFE))
+    assert replace(fold(*lines), past=set()) == replace(expected, past=set())
+
+
+def test_a_look_at_thousands_of_starts_takes_no_longer_for_each() -> None:
+    """A file of 16 MiB may have as many: others may have written it."""
+
+    def seconds(starts: int) -> float:
+        events = [JobEvent(event="script", run=str(number)) for number in range(starts)]
+        began = time.process_time()
+        assert len(fold(*events).past) == starts
+        return time.process_time() - began
+
+    assert seconds(40_000) < 40 * seconds(4_000)
 
 
 def test_an_unknown_word_changes_nothing() -> None:
