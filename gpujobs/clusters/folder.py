@@ -35,6 +35,15 @@ from ..injob.folder import (
     Run,
 )
 from ..injob.gpus import binding_messages
+from ..injob.jobevents import (
+    ExitRecord,
+    JobFacts,
+    JobReader,
+    LostNode,
+    event_files,
+    lost_nodes,
+    with_events,
+)
 from ..injob.memory import memory_messages
 from ..injob.names import ARCHIVE, JUDGE, NOTE, job_file
 from ..injob.transport import Choice
@@ -80,12 +89,16 @@ def files_below(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.relative_to(folder).as_posix() + "/" * path.is_dir(), path
 
 
-def job_files(folder: Path, separator: str) -> Iterator[tuple[int, str]]:
-    """Yield number and rest of the names of the files in ``folder`` that begin with ``N.``."""
+def file_names(folder: Path) -> list[str]:
+    """Return the names of the files in a folder, in order; none if it cannot be read."""
     try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not Paths
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names, not Paths
     except OSError:
-        return
+        return []
+
+
+def job_files(names: Iterable[str], separator: str) -> Iterator[tuple[int, str]]:
+    """Yield number and rest of those of the ``names`` that begin with ``N.``."""
     for name in names:
         number, found, rest = name.partition(separator)
         if found and number.isascii() and number.isdecimal():
@@ -311,14 +324,6 @@ def tail(folder: Path, log: str, lines: int = 10) -> list[str]:
 
 # -- read the state of the cluster into typed rows -------------------------------------------------
 @dataclass(frozen=True)
-class ExitRecord:
-    """How a job ended, written by its bash script."""
-
-    exit_code: int | None
-    host: str
-
-
-@dataclass(frozen=True)
 class FolderState:
     """The contents of a cluster's folder at one moment. Mappings are by job number or worker."""
 
@@ -447,6 +452,17 @@ class _Head:
     dask: DaskWorkers
 
 
+@dataclass
+class _Jobs:
+    """The files of the jobs, by their numbers."""
+
+    facts: dict[int, JobFacts]
+    claims: dict[int, JobId | None] = field(default_factory=dict)
+    notes: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, LostNode] = field(default_factory=dict)
+    """By the number of the node."""
+
+
 class FolderReader:
     """Reads a cluster's folder; files of jobs that have not changed are not read again.
 
@@ -458,6 +474,8 @@ class FolderReader:
         self._folder = Folder(str(path))
         self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
         """Key of the version and content of the files of jobs, by name."""
+        self._readers: dict[str, JobReader] = {}
+        """Of the events of jobs and their nodes, by the name of the file."""
         self._damaged: list[str] = []
         self._names: frozenset[str] = frozenset()
         """Of the files that the folder has at this look."""
@@ -474,7 +492,8 @@ class FolderReader:
         head = self._read_head()
         runs = self._present_runs(head)
         jobs = self._read_jobs(runs)
-        dask, started = head.dask, jobs["started"]
+        dask, facts = head.dask, jobs.facts
+        started = {number: one for number, one in facts.items() if one.node is not None}
         return FolderState(
             ended=_ended(self._json("ended")),
             removed=not self._names and is_removed(path),
@@ -485,15 +504,15 @@ class FolderReader:
             ends_by=dask.ends_by,
             seen=dask.seen,
             gone=dask.gone,
-            exits={n: _exit_record(value) for n, value in jobs["json"].items() if value},
-            reasons={n: clean(text) for n, text in jobs["reason"].items()},
-            lost=tuple(clean(lost["reason"]) for lost in jobs["lost"].values() if lost),
+            exits={n: one.left for n, one in facts.items() if one.left},
+            reasons={n: clean(one.reason) for n, one in facts.items() if one.reason},
+            lost=tuple(clean(lost.reason) for lost in jobs.lost.values()),
             lost_tasks=tuple(_lost_tasks(dask.lost_tasks)),
-            head_note=clean(jobs[NOTE].get(-1 if head.job is None else head.job, "")),
-            setups={n: clean(text) for n, text in jobs["setup"].items() if text},
-            claims={n: job for n, job in jobs["claim"].items() if job},
-            nodes={n: start.get("node", "") for n, start in started.items()},
-            began={n: start["started"] for n, start in started.items() if "started" in start},
+            head_note=clean(jobs.notes.get(-1 if head.job is None else head.job, "")),
+            setups={n: clean(one.setup) for n, one in facts.items() if one.setup},
+            claims={n: job for n, job in jobs.claims.items() if job},
+            nodes={n: one.node or "" for n, one in started.items()},
+            began={n: one.began for n, one in started.items() if one.began is not None},
             alive=self._signs_of_life(started, runs, head),
             head=head.job,
             address=dask.address,
@@ -501,6 +520,11 @@ class FolderReader:
             transport=Choice.parse(self._json(files.TRANSPORT)),
             damaged=tuple(self._damaged),
         )
+
+    def job_facts(self) -> dict[int, JobFacts]:
+        """Return the facts of all jobs from their own files."""
+        self._names = frozenset(self._folder.names())
+        return self._read_jobs({}).facts
 
     def _read_head(self) -> _Head:
         folder, dask = self._read_attempt()
@@ -551,35 +575,67 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _read_jobs(self, runs: Mapping[int, Run]) -> dict[str, dict[int, Any]]:
-        """Return the content of the files ``jobs/NUMBER.KIND`` by kind and number.
+    def _read_jobs(self, runs: Mapping[int, Run]) -> _Jobs:
+        """Read the files of the jobs, except those of ``runs``, which workers have told."""
+        names = file_names(self._folder.path / "jobs")
+        jobs = _Jobs({number: JobFacts.of(run) for number, run in runs.items()})
+        nodes: dict[int, list[JobFacts]] = {}
+        for number, node, name in event_files(names):
+            if node:
+                nodes.setdefault(number, []).append(self._events_of(name))
+            elif number not in runs:
+                jobs.facts[number] = self._events_of(name)
+        for number, kind in job_files(names, "."):
+            if kind == "claim":
+                jobs.claims[number] = self._claim_of(number, runs.get(number))
+            elif kind == NOTE:
+                jobs.notes[number] = self._job_file(job_file(number, kind), self._text)
+        for number, facts in nodes.items():
+            jobs.lost.update(lost_nodes(jobs.facts.get(number, JobFacts()).run, facts))
+        self._add_old_files(jobs, names)
+        return jobs
 
-        ``runs``: of jobs with connected workers, which have told what two of the files contain. If
-        a job has others, it ends, and all are read.
-        """
-        readers: dict[str, Callable[[str], Any]] = {
-            "json": self._json,
-            "started": self._json,
-            "reason": self._text,
-            "claim": self._claim,
-            "setup": self._text,
-            NOTE: self._text,
-            "lost": self._json,
-        }
-        found: dict[str, dict[int, Any]] = {kind: {} for kind in readers}
-        names = [one for one in job_files(self._folder.path / "jobs", ".") if one[1] in readers]
-        ends = {number for number, kind in names if kind not in ("started", "claim", NOTE)}
-        told = {number: run for number, run in runs.items() if number not in ends}
-        for number, kind in names:
-            name, run = job_file(number, kind), told.get(number)
-            if run and kind == "started":
-                found[kind][number] = run
-            elif run and run["id"] and kind == "claim":
-                parse = partial(parse_claim, run["id"])
-                found[kind][number] = self._undamaged(parse, f"{self._folder.path / name}")
-            else:
-                found[kind][number] = self._job_file(name, readers[kind])
+    def _add_old_files(self, jobs: _Jobs, names: Iterable[str]) -> None:
+        """Add the files of jobs of an earlier gpujobs."""
+        endings: dict[int, set[str]] = {}
+        for number, ending in job_files(names, "."):
+            if ending in oldfolder.JOB_FILES:
+                endings.setdefault(number, set()).add(ending)
+            elif ending == oldfolder.LOST and (lost := oldfolder.lost_node(number, self._old_json)):
+                jobs.lost[number] = lost
+        for number, known in endings.items():
+            events = oldfolder.job_events(number, known, self._old_json, self._old_text)
+            jobs.facts[number] = with_events(jobs.facts.get(number, JobFacts()), events)
+
+    def _old_json(self, name: str, shape: Any) -> JsonObject:
+        found: JsonObject = self._job_file(name, partial(self._json, shape=shape))
         return found
+
+    def _old_text(self, name: str) -> str:
+        return str(self._job_file(name, self._text))
+
+    def _claim_of(self, number: int, run: Run | None) -> JobId | None:
+        """Return the job in a claim, which its workers may have told."""
+        name = job_file(number, "claim")
+        if run is None or not run["id"]:
+            job: JobId | None = self._job_file(name, self._claim)
+            return job
+        parse = partial(parse_claim, run["id"])
+        job = self._undamaged(parse, f"{self._folder.path / name}")
+        return job
+
+    def _events_of(self, name: str) -> JobFacts:
+        """Return the facts of a job, or of a node; its file is opened if it has changed."""
+        path = self._folder.path / "jobs" / name
+        reader = self._readers.setdefault(name, JobReader(path))
+
+        def look(_: str) -> JobFacts:
+            facts = reader.read()
+            self._damaged += filter(None, (reader.problem,))
+            return facts
+
+        facts: JobFacts = self._job_file(f"jobs/{name}", look)
+        return facts
 
     def _job_file(self, name: str, read: Callable[[str], Any]) -> Any:
         try:
@@ -638,7 +694,3 @@ def _ended(value: JsonObject) -> Ended | None:
     ended = Ended.parse(value)
     # The reason may quote the last line of a command, with characters that move the cursor.
     return replace(ended, reason=clean(ended.reason))
-
-
-def _exit_record(value: JsonObject) -> ExitRecord:
-    return ExitRecord(value.get("exit_code"), value.get("host", ""))

@@ -24,10 +24,9 @@ from ..injob.folder import (
     read_lines,
 )
 from ..injob.gpus import USAGE, UsageLine
-from ..injob.names import job_file
 from ..text import clean
 from . import oldfolder
-from .folder import folder_problem, job_files
+from .folder import FolderReader, file_names, folder_problem, job_files
 from .ledger import ClusterRecord
 from .report import JobReport, WorkerGpu
 
@@ -117,11 +116,11 @@ def read_history(path: Path) -> History:
     folder = Folder(str(path))
     if folder_problem(path):
         return History()
-    started, ended = _job_times(folder)
+    started, ended = _job_times(path)
     gpus: list[GpuSamples] = []
     hosts: list[HostSamples] = []
     problems: dict[int, str] = {}
-    for job, name in job_files(path / USAGE, "-"):
+    for job, name in job_files(file_names(path / USAGE), "-"):
         lines = list(_lines(path / USAGE / f"{job}-{name}", UsageLine))
         node = name.removesuffix(".jsonl")
         gpus += gpu_samples(job, node, lines)
@@ -154,18 +153,15 @@ def _leaving(events: Iterable[Event]) -> dict[str, str]:
     return found
 
 
-def _job_times(folder: Folder) -> tuple[dict[int, float], dict[int, float]]:
+def _job_times(path: Path) -> tuple[dict[int, float], dict[int, float]]:
     """Return when the jobs started and ended, by their numbers."""
     started: dict[int, float] = {}
     ended: dict[int, float] = {}
-    for number, kind in job_files(folder.path / "jobs", "."):
-        if kind not in ("started", "json"):
-            continue
-        value = folder.read(job_file(number, kind))
-        if "started" in value:
-            started[number] = value["started"]
-        if "ended" in value:
-            ended[number] = value["ended"] + 1.0  # bash writes whole seconds, rounded down
+    for number, facts in FolderReader(path).job_facts().items():
+        if facts.script is not None:
+            started[number] = facts.script
+        if facts.left and facts.left.at is not None:
+            ended[number] = facts.left.at + 1.0  # bash writes whole seconds, rounded down
     return started, ended
 
 
@@ -222,7 +218,7 @@ def _span(line: UsageLine) -> tuple[float, float]:
 def read_latest(folder: Path, job: int) -> dict[str, Sample]:
     """Return the last sample of each GPU of a job, by UUID; reads only the ends of the files."""
     found: dict[str, Sample] = {}
-    for owner, name in job_files(folder / USAGE, "-"):
+    for owner, name in job_files(file_names(folder / USAGE), "-"):
         if owner != job:
             continue
         with contextlib.suppress(OSError, DamagedError):

@@ -13,9 +13,10 @@ from functools import cached_property
 
 from ..errors import InputError
 from ..injob.folder import Ended, EndKind, all_gpus
+from ..injob.jobevents import ExitRecord
 from ..injob.names import HEAD
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
-from .folder import ExitRecord, FolderState
+from .folder import FolderState
 from .ledger import ClusterRecord, Submission
 from .report import (
     ClusterReport,

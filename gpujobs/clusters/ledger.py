@@ -29,6 +29,7 @@ from .folder import (
     best_effort,
     check_folder,
     disk_errors,
+    file_names,
     is_removed,
     job_files,
     private_folder,
@@ -285,7 +286,7 @@ class ClusterRecord:
 
 def _claims(path: Path) -> Iterator[tuple[int, tuple[JobId, float]]]:
     """Yield the number, id and start of each job that has started in a cluster's folder."""
-    for number, kind in job_files(path / "jobs", "."):
+    for number, kind in job_files(file_names(path / "jobs"), "."):
         if kind != "claim":
             continue
         name = job_file(number, kind)

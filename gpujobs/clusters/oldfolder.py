@@ -1,4 +1,4 @@
-"""Read the files of the dask scheduler in folders of clusters that an earlier gpujobs has made.
+"""Read the files of jobs and dask scheduler in clusters that an earlier gpujobs has made.
 
 Their jobs go on with the package that is in the folder.
 """
@@ -6,11 +6,13 @@ Their jobs go on with the package that is in the folder.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypedDict
 
 from ..injob.events import DaskWorkers, Event
 from ..injob.folder import Gpu, JsonObject, OverMemory, RegisteredWorker
+from ..injob.jobevents import JobEvent, LostNode
+from ..injob.names import job_file
 
 HEAD = "head"
 EVENTS = "events.jsonl"
@@ -73,3 +75,64 @@ def as_event(line: OldEvent) -> Event:
     if gpus := [Gpu(uuid=uuid) for uuid in line.get("gpus", ())]:
         event["row"] = {"gpu": {**gpus[0], "others": gpus[1:]}}
     return event
+
+
+# -- the files of jobs -----------------------------------------------------------------------------
+LOST = "lost"
+"""Ending of the file of a node of an allocation, by the number of the node."""
+_EXIT, _REASON, _SETUP, _STARTED = "json", "reason", "setup", "started"
+JOB_FILES = frozenset((_EXIT, _REASON, _SETUP, _STARTED))
+"""Endings of the files of a job."""
+
+
+class _Start(TypedDict, total=False):
+    node: str
+    started: float
+
+
+class _Exit(TypedDict, total=False):
+    exit_code: int
+    host: str
+    started: float
+    ended: float
+
+
+class _LostNode(TypedDict):
+    reason: str
+    exit_code: int
+
+
+def job_events(
+    job: int,
+    endings: Collection[str],
+    load: Callable[[str, Any], JsonObject],
+    text: Callable[[str], str],
+) -> Iterator[JobEvent]:
+    """Yield the events since the last start of a job from its files with these ``endings``."""
+    left = load(job_file(job, _EXIT), _Exit) if _EXIT in endings else {}
+    start = load(job_file(job, _STARTED), _Start) if _STARTED in endings else {}
+    for found in (left, start):
+        if "started" in found:
+            yield JobEvent(event="script", at=found["started"])
+    if _STARTED in endings:
+        yield _event("started", node=start.get("node"), began=start.get("started"))
+    if _SETUP in endings:
+        yield JobEvent(event="setup failed", text=text(job_file(job, _SETUP)))
+    if _REASON in endings:
+        yield JobEvent(event="failed", reason=text(job_file(job, _REASON)))
+    if left:
+        code, host, ended = (left.get(key) for key in ("exit_code", "host", "ended"))
+        yield _event("left", code=code, node=host, at=ended)
+
+
+def _event(event: str, **values: Any) -> JobEvent:
+    """Return an event with those ``values`` that are known."""
+    known = {name: value for name, value in values.items() if value is not None}
+    found: JobEvent = JobEvent(event=event, **known)  # type: ignore[typeddict-item]
+    return found
+
+
+def lost_node(job: int, load: Callable[[str, Any], JsonObject]) -> LostNode | None:
+    """Return why a node is lost, by its number; None if its file is damaged."""
+    found = load(job_file(job, LOST), _LostNode)
+    return LostNode(found["reason"], found["exit_code"]) if found else None

@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, Any, ClassVar, Generic, Protocol, TypedDict, TypeVar
 
 from .folder import (
     MOST_BYTES_OF_LINES,
@@ -97,6 +97,8 @@ class LostTasks:
 class DaskWorkers:
     """The workers of a dask scheduler, its clients and its end."""
 
+    line: ClassVar[Any] = Event
+    most_bytes: ClassVar[int] = MOST_BYTES_OF_LINES
     address: str | None = None
     dashboard: int | None = None
     """Port of the dashboard."""
@@ -183,41 +185,60 @@ class DaskWorkers:
 
 
 # -- the reader ------------------------------------------------------------------------------------
-class EventReader:
+class State(Protocol):
+    """What the events in a file amount to."""
+
+    line: ClassVar[Any]
+    """Shape of a line."""
+    most_bytes: ClassVar[int]
+    """Of the file."""
+
+    def feed(self, event: Any) -> None:
+        """Take over an event; one that is not known changes nothing."""
+
+    def copy(self) -> Any:
+        """Return a copy, which later events do not change."""
+
+
+AnyState = TypeVar("AnyState", bound=State)
+
+
+class LineReader(Generic[AnyState]):
     """Reads one file of events, each time only its new lines.
 
     The file is opened for each look, since NFS checks only then whether its cache is out of date.
     One that is shorter than before, by a stale cache, says nothing new.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, state: AnyState) -> None:
         self._path = path
         self._offset = self._damaged = 0
-        self._workers = DaskWorkers()
+        self.state = state
+        """After the last look: the same object until there are new lines, never to be changed."""
         self.problem = ""
         """Why the file, or some of its lines, cannot be read."""
 
-    def read(self) -> DaskWorkers:
-        """Return the workers: the same object until there are new lines, never to be changed."""
+    def read(self) -> AnyState:
+        """Look for new lines, and return the state."""
         try:
-            with bounded(self._path, MOST_BYTES_OF_LINES) as file:
+            with bounded(self._path, self.state.most_bytes) as file:
                 events = list(self._new_events(file))
         except FileNotFoundError:
-            return self._workers
+            return self.state
         except DamagedError as error:
             self.problem = str(error.of(self._path))
-            return self._workers
+            return self.state
         self.problem = ""
         if self._damaged:
             self.problem = f"{self._path} is damaged: lines that are left out: {self._damaged}"
         if events:
-            workers = self._workers.copy()
+            state: AnyState = self.state.copy()
             for event in events:
-                workers.feed(event)
-            self._workers = workers
-        return self._workers
+                state.feed(event)
+            self.state = state
+        return self.state
 
-    def _new_events(self, file: IO[bytes]) -> Iterator[Event]:
+    def _new_events(self, file: IO[bytes]) -> Iterator[Any]:
         """Yield the events in new whole lines. Raises DamagedError if their words are newer."""
         file.seek(self._offset)
         for line in file:
@@ -228,18 +249,25 @@ class EventReader:
             if event:
                 yield event
 
-    def _parse(self, line: bytes) -> Event:
+    def _parse(self, line: bytes) -> dict[str, Any]:
         """Return the event of a line; {} if that is empty or damaged, which is counted."""
         if not line.strip():
             return {}
         try:
-            event: Event = parse_json(line.decode(errors="replace"), Event)
+            event: dict[str, Any] = parse_json(line.decode(errors="replace"), self.state.line)
         except DamagedError:
             self._damaged += 1
             return {}
         if event.get("version", 0) > VERSION:
             raise DamagedError(f"{self._path} is of a newer gpujobs: update this one")
         return event
+
+
+class EventReader(LineReader[DaskWorkers]):
+    """Reads the events of the dask scheduler of one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, DaskWorkers())
 
 
 # -- the writer ------------------------------------------------------------------------------------

@@ -317,15 +317,22 @@ class Binding(TypedDict, total=False):
     reason: str
 
 
-class Run(TypedDict):
-    """The job that has a worker, since its last start."""
-
+class _Start(TypedDict):
     job: int
     """Number."""
     id: str
     """Of the batch scheduler, as in the claim."""
+    name: str
+    """Of this start, as in the events of the job."""
     node: str
     started: float
+
+
+class Run(_Start, total=False):
+    """The job that has a worker, since its last start."""
+
+    setup: str
+    """Which lines of its `setup` failed."""
 
 
 class RegisteredWorker(TypedDict, total=False):
@@ -386,10 +393,7 @@ SHAPES: dict[str, Any] = {
     "rank-error": _shape(required=True, exit_code=int, reason=str),
     AFTER: _shape(required=True, cluster=str, folder=str, any_end=bool),
     RATES: GenericAlias(dict, (str, _shape(required=True, time=float, measured=_MEASURED_BY_NAME))),
-    "jobs/*.json": _shape(exit_code=int, host=str, started=float, ended=float),
-    "jobs/*.started": _shape(node=str, started=float),
     "jobs/*.node": dict[str, str],
-    "jobs/*.lost": _shape(required=True, node=str, reason=str, exit_code=int),
 }
 """Of the files with one JSON object, by name; `*` stands for a number."""
 

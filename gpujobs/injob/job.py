@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -26,12 +24,21 @@ from .folder import (
 )
 from .gpuerrors import gpu_errors
 from .gpus import job_devices, shared_gpu_message, start_sampler
+from .jobevents import (
+    JobReader,
+    LostNode,
+    append_event,
+    event_files,
+    job_events,
+    lost_nodes,
+    run_name,
+)
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
-from .names import UCX_WARNINGS, group_prefix, job_file, job_name, job_worker_names
+from .names import UCX_WARNINGS, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
-from .rank import job_log, lost_file, node_file, report_lost, start_launcher
+from .rank import job_log, node_file, report_lost, start_launcher
 from .workerhost import preset
 
 
@@ -165,6 +172,8 @@ class Job:
         self._with_workers: set[int] = set()
         """Nodes that have a worker in `_registered`."""
         """When each node of an allocation last had a worker."""
+        self._nodes: dict[str, JobReader] = {}
+        """Readers of the events of nodes, by the name of the node."""
         self._lost: set[int] = set()
         """Nodes of an allocation that are lost."""
         self._script_ended = 0.0
@@ -211,9 +220,8 @@ class Job:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if job_exit.reason:
             log(job_exit.reason)
-            with contextlib.suppress(OSError):
-                path = self.folder.path / job_file(self.options.job, "reason")
-                path.write_text(f"{job_exit.reason}\n", encoding="utf-8")
+            name = job_events(self.options.job)
+            append_event(self.folder, name, "failed", reason=job_exit.reason)
         if job_exit.again and self.options.has_next_attempt and "ended" not in self.folder.names():
             end_attempt(self.folder, self.options.attempt, job_exit.reason)
             self.stop()
@@ -299,7 +307,7 @@ class Job:
                 # A node that has released its workers has removed the file.
                 if node := self.folder.read(node_file(number)).get("node"):
                     name = job_name(self.folder.cluster_id, number)
-                    report_lost(self.folder, number, node, f"{name} on {node}: workers are gone")
+                    report_lost(self.options, number, f"{name} on {node}: workers are gone")
 
     def node_lost(self, reason: str) -> None:
         """Go on without a node."""
@@ -338,9 +346,10 @@ class Job:
 
     def worker_failure(self, process: ManagedProcess) -> JobExit:
         """Return the exit after a worker or a launcher failed; a node or rank may have said why."""
-        for name in ("rank-error", *map(lost_file, self.options.node_numbers)):
-            if error := self.folder.read(name):
-                return failure(error["reason"], error["exit_code"])
+        if error := self.folder.read("rank-error"):
+            return failure(error["reason"], error["exit_code"])
+        for lost in self._lost_nodes().values():
+            return failure(lost.reason, lost.exit_code)
         if self.options.ranks:
             return failure(self._launcher_message(process))
         return self.gpu_failure(process.exit_message())
@@ -401,15 +410,22 @@ class Job:
 
     def _check_lost(self) -> None:
         """Exit if a node of this job is lost, unless the others go on."""
-        names = Folder(str(self.folder.path / "jobs")).names()
-        files = {Path(lost_file(number)).name: number for number in self.options.node_numbers}
-        for number in {files[name] for name in names & files.keys()} - self._lost:
-            lost = self.folder.read(lost_file(number))
-            if lost and not self.options.keep_going:
-                raise failure(lost["reason"], lost["exit_code"])
-            if lost:  # else it is being written
-                self._lost.add(number)
-                self.node_lost(lost["reason"])
+        for number, lost in self._lost_nodes().items():
+            if number in self._lost:
+                continue
+            if not self.options.keep_going:
+                raise failure(lost.reason, lost.exit_code)
+            self._lost.add(number)
+            self.node_lost(lost.reason)
+
+    def _lost_nodes(self) -> dict[int, LostNode]:
+        """Return the nodes of this job that are lost, by their numbers through all jobs."""
+        jobs = self.folder.path / "jobs"
+        for job, node, name in event_files(Folder(str(jobs)).names()):
+            if job == self.options.job and node:
+                self._nodes.setdefault(node, JobReader(jobs / name)).read()
+        facts = (reader.state for reader in self._nodes.values())
+        return lost_nodes(run_name(), facts)
 
     def _check_script_end(self) -> None:
         """Exit if the script in all ranks is over, but a worker was still starting.

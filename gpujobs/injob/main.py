@@ -15,6 +15,7 @@ from .gpuerrors import write_gpu_errors
 from .gpus import sample_usage
 from .head import Head
 from .job import clear_for_head, end_attempt, over
+from .jobevents import append_event, job_events, job_facts, run_name
 from .log import log
 from .names import RUN_OF_JOB, job_file
 from .network import node_name
@@ -65,18 +66,17 @@ def _failed_before(folder: Folder) -> str:
 
 def _write_start(folder: Folder, options: SuperviseOptions) -> None:
     claimed = folder.read_text(job_file(options.job, "claim"))
-    start = {
-        "node": node_name(),
-        "started": options.started,
-        "pid": os.getpid(),
-        "job_id": claimed,
-    }
-    run = Run(job=options.job, id=claimed, node=node_name(), started=options.started)
+    run = Run(
+        job=options.job,
+        id=claimed,
+        name=run_name(),
+        node=node_name(),
+        started=options.started,
+        setup=job_facts(folder, options.job).setup,
+    )
     os.environ[RUN_OF_JOB] = json.dumps(run)  # its workers tell the dask scheduler
-    try:
-        folder.write(job_file(options.job, "started"), start)
-    except OSError as error:
-        log(f"cannot write to {folder.path}: {error}")
+    name = job_events(options.job)
+    append_event(folder, name, "started", began=options.started, pid=os.getpid())
 
 
 def _second_start(folder: Folder, options: SuperviseOptions) -> int:

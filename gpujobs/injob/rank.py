@@ -26,6 +26,7 @@ from . import names
 from .configuration import add_defaults, preloads
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
+from .jobevents import append_event, node_events
 from .log import append_output_to
 from .network import job_nodes, node_name, on_loopback, restrict_listeners
 from .options import RankOptions, SuperviseOptions
@@ -48,17 +49,12 @@ def node_file(number: int) -> str:
     return names.job_file(number, "node")
 
 
-def lost_file(number: int) -> str:
-    """Return the file that says why a node of an allocation is lost."""
-    return names.job_file(number, "lost")
-
-
 def report_lost(
-    folder: Folder, number: int, node: str, reason: str, exit_code: int = EXIT_FAILED
+    options: SuperviseOptions, number: int, reason: str, code: int = EXIT_FAILED
 ) -> None:
-    """Write why a node of an allocation is lost, unless that is known."""
-    lost = {"node": node, "reason": reason, "exit_code": exit_code}
-    folder.create(lost_file(number), json.dumps(lost))
+    """Write why a node of an allocation is lost, into the file of this node."""
+    folder, name = Folder(options.folder), node_events(options.job, node_name())
+    append_event(folder, name, "node lost", number=number, reason=reason, code=code)
 
 
 def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> list[ManagedProcess]:
@@ -74,8 +70,7 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
         write_rank_script(options, environ)
         return [ManagedProcess(names.RUN, words, folder.logs / "run.log", own)]
     for number in options.node_numbers:  # of a job that the batch scheduler started again
-        for name in (node_file(number), lost_file(number)):
-            (folder.path / name).unlink(missing_ok=True)
+        (folder.path / node_file(number)).unlink(missing_ok=True)
     title, log = f"the launcher ({Path(words[0]).name})", job_log(options)
     # The PATH of a job of PBS may lack its commands; that of the shell that submitted it has them.
     path = os.pathsep.join(environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))

@@ -25,6 +25,7 @@ from .folder import (
     owner_file,
 )
 from .job import SCALE, Job, JobExit, failure, over, worker_names
+from .jobevents import job_facts
 from .log import append_output_to, log
 from .names import DRAIN, JUDGE, OWNER, PROTOCOL, RECORD, RUN, VERDICT, job_file
 from .network import Reach, dask_config, is_reachable, node_name, reach
@@ -313,7 +314,7 @@ class Workers(Job):
     def scheduler_gone(self, address: str) -> JobExit:
         """Return the exit after the head is gone; its batch script may have noted a signal."""
         head = self.folder.read(owner_file(self.options.attempt)).get("job")
-        if (self.folder.path / job_file(head, "stopped")).exists():
+        if head is not None and job_facts(self.folder, head).signalled:
             reason = "the head's job was stopped: it received a signal of the batch scheduler"
             return JobExit(EXIT_STOPPED, EndKind.CANCELLED, reason, again=True)
         reason = f"{self.name} on {node_name()}: the dask scheduler at {address} is gone"
@@ -458,7 +459,7 @@ class Node(Workers):
         if reason:
             log(reason)
         if job_exit.kind is not None:
-            report_lost(self.folder, number, node_name(), reason, code)
+            report_lost(self.options, number, reason, code)
         elif not code:
             (self.folder.path / node_file(number)).unlink(missing_ok=True)
         self.stop()

@@ -13,6 +13,7 @@ import pytest
 
 from ..support.backend import Backend
 from ..support.cli import ROOT, Cli
+from ..support.jobevents import facts_of
 from ..support.processes import until
 from .programs import SLEEP
 from .test_clusters import connected, state
@@ -197,8 +198,9 @@ def test_jobs_wait_for_a_head_of_another_group(cli: Cli, backend: Backend) -> No
     profile = {"groups": held, "head": {"group": "gpu"}, "start_timeout": "3s"}
     cluster = cli.submit(profile)
     folder = Path(cli.status(cluster)["folder"])
-    until(lambda: len(list((folder / "jobs").glob("*.started"))) == 2, 60)
-    until(lambda: all(_age(path) > 6 for path in (folder / "jobs").glob("*.started")), 60)
+    events = folder / "jobs"
+    until(lambda: sum(facts_of(folder, job).node is not None for job in range(9)) == 2, 60)
+    until(lambda: all(_age(path) > 6 for path in events.glob("*.jsonl")), 60)
     found = cli.status(cluster)
     assert [job["state"] for job in found["jobs"]][2:] == ["RUNNING", "RUNNING"]
     assert found["state"] != "FAILED"

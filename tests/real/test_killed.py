@@ -13,6 +13,7 @@ import pytest
 from ..conftest import slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
+from ..support.jobevents import has_left
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import processes_with, until
 from .test_clusters import _command, _environ, connected, says, state
@@ -69,8 +70,8 @@ def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBacken
     kill(submitting)
     done = cli("cancel", cluster)
     assert done.returncode == 0 and "its submission was interrupted" in done.stderr, done.stderr
-    started = cli.home / ".gpujobs" / cluster / "jobs" / "0.json"
-    until(started.exists, 60, "the exit record of the late job")
+    folder = cli.home / ".gpujobs" / cluster
+    until(lambda: has_left(folder, 0), 60, "the end of the late job")
     backend.wait_empty(20, cluster)
     assert not processes_with(f"GPUJOBS_JOB_NAME={cluster}\0")
 

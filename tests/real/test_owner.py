@@ -28,6 +28,7 @@ from ..conftest import slow_variant
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
 from ..support.events import dask_workers
+from ..support.jobevents import facts_of, supervisor_of
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
 from ..support.processes import NO_TIMEOUT, patience, pause, until
 from ..support.screen import Screen
@@ -83,7 +84,7 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     if how == "cancelled":
         backend.kill_job(head)
     elif how == "killed":  # with no time to write why
-        supervisor = json.loads((cluster.folder / "jobs" / "0.started").read_text())["pid"]
+        supervisor = supervisor_of(cluster.folder, 0)
         for pid in (psutil.Process(supervisor).ppid(), supervisor):
             os.kill(pid, signal.SIGKILL)
     elif how == "node":
@@ -561,7 +562,8 @@ def test_the_jobs_of_an_owner_killed_before_its_workers_register_end(
     directives = {"directives": ["--begin=now+15"]} if state == "pending" else {}
     with client_process(home, site(), n=1, wait=0, **directives) as (process, cluster):
         if state == "starting":
-            until((home / ".gpujobs" / cluster / "jobs" / "0.started").exists, 60)
+            folder = home / ".gpujobs" / cluster
+            until(lambda: facts_of(folder, 0).node is not None, 60)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         print(f"owner killed, job {state}: ended after {backend.wait_empty(180):.1f} s")

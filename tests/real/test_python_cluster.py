@@ -26,6 +26,7 @@ from gpujobs.errors import InputError, JobFailedError, RefusedError
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.events import dask_workers
+from ..support.jobevents import has_left, seconds_of
 from ..support.owner import backend, calls, client_process, make, site  # noqa: F401
 from ..support.processes import NO_TIMEOUT, patience, pause, processes_with, until
 
@@ -56,8 +57,8 @@ def test_scale_makes_one_submission(
     with backend.slurm.setting("KillWait", 30):
         cluster.scale(2)
         until(lambda: calls(home, "scancel") == 1, 20, "one cancel for three jobs")
-        records = Path(cluster.folder) / "jobs"
-        until(lambda: len(list(records.glob("*.json"))) == 3, 10, "their exit: nothing to retire")
+        folder, jobs = Path(cluster.folder), [job["number"] for job in cluster.jobs]
+        until(lambda: sum(has_left(folder, job) for job in jobs) == 3, 10, "nothing to retire")
     until(lambda: len(cluster.scheduler_info["workers"]) == 2, 20)
     client.close()
     cluster.close()
@@ -486,8 +487,7 @@ def test_a_killed_client_leaves_nothing(
         r"compute node node\d cannot reach the dask scheduler at \S+:\d+: it is gone",
         log.read_text(),
     )
-    record = json.loads((home / ".gpujobs" / cluster / "jobs" / "1.json").read_text())
-    assert record["ended"] - record["started"] < NO_TIMEOUT
+    assert seconds_of(home / ".gpujobs" / cluster, 1) < NO_TIMEOUT
     assert (
         "injob.pyz supervise" not in log.read_text() and "workers" not in log.read_text()
     )  # Python never started
@@ -596,8 +596,7 @@ def test_two_workers_on_one_gpu_are_told(make: Callable[..., Any]) -> None:
 
 def test_a_dead_job_is_known_soon(make: Callable[..., Any]) -> None:
     cluster = make(scale=1, environment={"setup": "exit 9"})
-    record = cluster.folder / "jobs" / "0.json"
-    until(record.exists, 30, every=0.02)
+    until(lambda: has_left(cluster.folder, 0), 30, every=0.02)
     until(lambda: "FAILED" in [job["phase"] for job in cluster.jobs], 5, every=0.05)
 
 

@@ -19,6 +19,7 @@ from gpujobs.errors import JobFailedError, RefusedError
 
 from ..support.backend import Backend
 from ..support.cli import text_of
+from ..support.jobevents import supervisor_of
 from ..support.processes import patience, processes_with, until
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.conformance]
@@ -126,8 +127,7 @@ def test_a_head_that_goes_while_its_owner_lives(
     if how == "cancelled":
         backend.kill_job(head["id"])
     else:  # its script and its supervisor, which have no time to write why
-        started = cluster.folder / "jobs" / f"{head['number']}.started"
-        supervisor = psutil.Process(json.loads(started.read_text())["pid"])
+        supervisor = psutil.Process(supervisor_of(cluster.folder, head["number"]))
         for process in (supervisor.parent(), supervisor):
             process.kill()
     until(lambda: cluster._pool.errors, 120, "the end of the cluster")

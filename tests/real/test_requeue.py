@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli
+from ..support.jobevents import supervisor_of
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import until
 from ..support.slurm_faults import failed_node
@@ -109,13 +109,11 @@ def test_a_failed_node_of_other_workers_leaves_the_attempt(cli: Cli, backend: Sl
 
 
 def kill_supervisor(folder: Path, head: dict[str, Any], backend: SlurmBackend) -> None:
-    started = json.loads((folder / "jobs" / f"{head['number']}.started").read_text())
-    os.kill(started["pid"], signal.SIGKILL)
+    os.kill(supervisor_of(folder, head["number"]), signal.SIGKILL)
 
 
 def kill_script(folder: Path, head: dict[str, Any], backend: SlurmBackend) -> None:
-    started = json.loads((folder / "jobs" / f"{head['number']}.started").read_text())
-    psutil.Process(started["pid"]).parent().kill()
+    psutil.Process(supervisor_of(folder, head["number"])).parent().kill()
 
 
 def kill_job(folder: Path, head: dict[str, Any], backend: SlurmBackend) -> None:

@@ -22,6 +22,7 @@ from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
 from ..support.events import dask_workers
+from ..support.jobevents import facts_of, has_left, seconds_of
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import as_user, patience, processes_with, until
 from ..support.slurm_faults import failing_prolog
@@ -87,8 +88,7 @@ def test_worker_job_that_cannot_reach_the_head_names_both_hosts(
     line = rf"{cluster}-1: compute node (node\d) cannot reach the dask scheduler at tls://\S+ on (node\d); set `network.interface`"
     found = re.search(line, done.stderr)
     assert found and found[1] != found[2], done.stderr
-    record = json.loads((cli.home / ".gpujobs" / cluster / "jobs" / "1.json").read_text())
-    assert 30 <= record["ended"] - record["started"] < 60
+    assert 30 <= seconds_of(cli.home / ".gpujobs" / cluster, 1) < 60
     backend.wait_empty(15)
 
 
@@ -167,9 +167,9 @@ def test_worker_job_that_is_stopped_hands_its_data_over(
     found = cli.status(cluster)
     assert found["state"] == "RUNNING" and len(found["workers"]["connected"]) == 1
     folder = Path(found["folder"])
-    record = folder / "jobs" / f"{other['number']}.json"
-    until(record.exists, 10)
-    assert json.loads(record.read_text())["exit_code"] == 143
+    until(lambda: has_left(folder, other["number"]), 10)
+    left = facts_of(folder, other["number"]).left
+    assert left and left.exit_code == 143
     log = folder / "logs" / f"job-{other['number']}.log"
     assert f"stopping (SIGTERM): {cluster}-{other['number']}" in log.read_text()
     cli("cancel", cluster)

@@ -16,6 +16,7 @@ import pytest
 import gpujobs
 from gpujobs.errors import JobFailedError
 
+from ..support.jobevents import facts_of
 from ..support.owner import backend, site  # noqa: F401
 from ..support.processes import patience, until
 
@@ -126,10 +127,11 @@ def test_a_broken_tarball_is_reported_in_one_line(
     cluster.scale(1)
     with pytest.raises(JobFailedError) as caught:
         cluster.wait_for_workers(1, timeout=patience(100))
-    reasons = [path.read_text() for path in (cluster.folder / "jobs").glob("*.reason")]
+    facts = [facts_of(cluster.folder, job["number"]) for job in cluster.jobs]
+    reasons = [one.reason for one in facts if one.reason]
     assert reasons
     for reason in reasons:
-        assert reason.count("\n") == 1
+        assert "\n" not in reason
         assert f"cannot unpack {home}/it's an environment.tar.gz: " in reason
         assert message in reason
     assert message in str(caught.value)

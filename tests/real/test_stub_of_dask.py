@@ -15,6 +15,7 @@ from ..conftest import fresh_folder, make_cli
 from ..support.backend import Backend
 from ..support.cli import Cli
 from ..support.events import dask_workers
+from ..support.jobevents import has_left
 from ..support.processes import until
 from .test_clusters import connected, says
 
@@ -42,7 +43,7 @@ def life_of_a_cluster(cli: Cli, backend: Backend, worker_class: str) -> dict[str
     other = 1 - head
     done = cli("scale", cluster, "2")
     assert done.returncode == 0, done.stderr
-    until((folder / "jobs" / f"{other}.json").exists, 60, "the end of a job")
+    until(lambda: has_left(folder, other), 60, "the end of a job")
     until(lambda: len(dask_workers(folder).connected) == 2, 60, "two workers")
     cli.write("finish", "")
     until((folder / "ended").exists, 30, "the end")
@@ -83,8 +84,12 @@ def shapes(folder: Path, names: dict[str, str], head: int) -> dict[str, object]:
                 pattern, lambda m: f"{m[1]}{'HEAD' if m[2] == str(head) else 'OTHER'}", name
             )
         found[name] = path.is_dir()
-        if path.name == "ended" or path.match("jobs/*.json"):
+        if path.name == "ended":
             found[name] = shape(read(path))
+        elif path.match("jobs/*.jsonl"):
+            found[name] = [
+                shape(json.loads(line)) for line in path.read_text().splitlines() if line
+            ]
     ended, workers = read(folder / "ended"), dask_workers(folder)
     found["end"] = ended["kind"], ended["exit_code"], ended["reason"]
     found["workers"] = shape(workers.connected)

@@ -19,13 +19,13 @@ from ..support.processes import patience, until
 pytestmark = pytest.mark.parametrize("backend", ["pbs"], indirect=True)
 
 OBEYS = """
-touch {folder}/jobs/0.started
+echo '{{"event": "started"}}' >> {folder}/jobs/0.jsonl
 until [ -e {folder}/ended ]; do sleep 0.1; done
 sleep 2
-echo '{{"exit_code": 143}}' > {folder}/jobs/0.json
+echo '{{"event": "left", "code": 143}}' >> {folder}/jobs/0.jsonl
 exit 143
 """
-IGNORES = "touch {folder}/jobs/0.started; sleep 600"
+IGNORES = """echo '{{"event": "started"}}' >> {folder}/jobs/0.jsonl; sleep 600"""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def running(
         folder = tmp_path / name
         (folder / "jobs").mkdir(parents=True)
         submission = Submission(submit_body(body.format(folder=folder), {"gpus": 1}), 0, 1)
-        until((folder / "jobs" / "0.started").exists, 30, "the job")
+        until((folder / "jobs" / "0.jsonl").exists, 30, "the job")
         group = GroupRecord("", workers=1, workers_per_job=1, gpus_per_job=1)
         return ClusterRecord(
             name, "here", "pbs", str(folder), 1.0, groups=(group,), submissions=(submission,),

@@ -21,6 +21,7 @@ from gpujobs.injob.folder import Ended, EndKind, Folder
 from ..conftest import slow_variant
 from ..support.churn import CPU_QUEUE, GROUPS
 from ..support.elastic import PROFILE, SITE, SimulatedCluster, simulate, slurm_of
+from ..support.jobevents import facts_of, write_job
 from ..support.simulated import REFUSED, SimulatedSlurm
 
 Story = Callable[[SimulatedCluster, SimulatedSlurm], Any]
@@ -333,7 +334,8 @@ def test_workers_of_a_job_that_slurm_has_cancelled_too_early_are_retired(tmp_pat
         await cluster.scale_to(2)
         await asyncio.sleep(60)
         (removed,) = (job for job in slurm.jobs if not job.alive)
-        (cluster.folder / "jobs" / f"{removed.number}.json").unlink()
+        for event in ("script", "started"):
+            write_job(cluster.folder, removed.number, event, run="again")
         slurm.connected.update(dict.fromkeys(removed.workers, removed))
         slurm.on_connect()
         await asyncio.sleep(10)
@@ -566,7 +568,8 @@ def test_a_line_of_setup_that_failed_is_said_once(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)
         for number in range(2):
-            (cluster.folder / "jobs" / f"{number}.setup").write_text("false failed (exit code 1)\n")
+            run, text = facts_of(cluster.folder, number).run, "false failed (exit code 1)"
+            write_job(cluster.folder, number, "setup failed", run=run, text=text)
         await asyncio.sleep(30)
         said = [line for line in cluster.dask.messages if "setup" in line]
         assert said == ["setup: false failed (exit code 1)"]

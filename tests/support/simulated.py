@@ -6,7 +6,6 @@ The real classes run on it: everything above `System.run`, and all text formats 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import selectors
@@ -24,6 +23,7 @@ from gpujobs.schedulers import CommandResult
 from gpujobs.schedulers.formats import members
 
 from .events import write_events
+from .jobevents import write_job
 from .tearing import GARBAGE, NUMBERS, torn
 from .transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
@@ -199,8 +199,7 @@ class SimulatedSlurm(System):
         job.state, job.final, job.code = "COMPLETING", state, code
         job.exits = self.seconds + EXIT_SECONDS
         if code is not None and not job.superfluous:
-            text = json.dumps({"exit_code": code, "host": "n1"})
-            (self.folder / "jobs" / f"{job.number}.json").write_text(text)
+            self._tell(job, "left", code=code)
 
     def vanish(self, job: SimulatedJob) -> None:
         """Lose a job: no exit record, and no command knows it any more."""
@@ -226,7 +225,7 @@ class SimulatedSlurm(System):
     def requeue(self, job: SimulatedJob) -> None:
         """Put a running job back into the queue."""
         self._disconnect(job)
-        (self.folder / "jobs" / f"{job.number}.json").write_text('{"exit_code": 143, "host": "n1"}')
+        self._tell(job, "left", code=143)
         job.state, job.eligible, job.hung = "PENDING", self.seconds + 30 + self.wait(), True
 
     def restore(self, job: SimulatedJob) -> None:
@@ -262,10 +261,13 @@ class SimulatedSlurm(System):
             self.end(job, "COMPLETED", 0)
             return
         claim.write_text(name)
-        (self.folder / "jobs" / f"{job.number}.json").unlink(missing_ok=True)
-        (self.folder / "jobs" / f"{job.number}.started").write_text(
-            json.dumps({"node": "n1", "started": self.time()})
-        )
+        self._tell(job, "script")
+        self._tell(job, "started", began=self.time())
+
+    def _tell(self, job: SimulatedJob, event: str, **values: object) -> None:
+        """Append an event of the present start of a job."""
+        run = f"{job.started:.0f}-n1-{job.number}"
+        write_job(self.folder, job.number, event, run=run, at=self.time(), **values)
 
     def _run_on(self, job: SimulatedJob) -> None:
         ran = self.seconds - job.started

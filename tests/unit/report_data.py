@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpujobs.clusters.folder import ExitRecord, FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.history import Connection, History, connections, gpu_samples
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.clusters.targets import Target, Targets
 from gpujobs.clusters.usage import UsageReport, make_usage
 from gpujobs.injob.folder import Ended, EndKind
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
 START = 1_800_000_000.0

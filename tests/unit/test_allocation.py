@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpujobs.injob.folder import Folder
-from gpujobs.injob.names import JOB_REQUEST
+from gpujobs.injob.job import JobExit
+from gpujobs.injob.names import JOB_REQUEST, RUN_NAME
 from gpujobs.injob.network import job_nodes
 from gpujobs.injob.options import SuperviseOptions
-from gpujobs.injob.rank import start_launcher
-from gpujobs.injob.workers import claim_node
+from gpujobs.injob.rank import report_lost, start_launcher
+from gpujobs.injob.workers import Workers, claim_node
 from gpujobs.planning.render import render
 
 from .support import error_of, made_plan
@@ -158,7 +159,6 @@ def test_a_launcher_for_each_node(folder: Folder) -> None:
     script = str(folder.path / "jobs" / "0.ranks.sh")
     words = ("rsh1", "{node}", "sh", script, "printf", "%s", 'it\'s {node} "x"\n')
     environ = {"PATH": "/usr/bin:/bin", "PBS_O_PATH": str(programs), "LSB_HOSTS": "n1 n2"}
-    (folder.path / "jobs" / "1.lost").write_text(json.dumps({"node": "n2", "reason": "before"}))
     started = start_launcher(options(folder, *words), environ)
     assert [process.name for process in started] == [
         "the launcher (rsh1) of n1",
@@ -168,7 +168,31 @@ def test_a_launcher_for_each_node(folder: Folder) -> None:
     log = (folder.logs / "job-0.log").read_text()
     assert log.count('it\'s {node} "x"\n') == 2
     assert f"n1|sh|{script}|" in log and f"n2|sh|{script}|" in log
-    assert not (folder.path / "jobs" / "1.lost").exists()
+
+
+def test_a_supervisor_hears_of_lost_nodes_of_its_own_start(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of a start before, whose processes on other nodes may still end."""
+    heard: list[str] = []
+
+    class Listening(Workers):
+        def node_lost(self, reason: str) -> None:
+            heard.append(reason)
+
+    job = Listening(options(folder))
+    for run, node, number in (("1-n1-1", "n2", 1), ("2-n1-1", "n3", 0), ("2-n1-1", "n4", 1)):
+        monkeypatch.setenv(RUN_NAME, run)
+        monkeypatch.setenv("SLURMD_NODENAME", node)
+        report_lost(options(folder), number, f"{node} is lost", 3)
+    with pytest.raises(JobExit, match="n3 is lost") as caught:
+        job.check_end()
+    assert caught.value.exit_code == 3
+    job.options = replace(job.options, keep_going=True)
+    for _ in range(2):
+        job.check_end()
+    assert heard == ["n3 is lost", "n4 is lost"]
+    assert not (folder.path / "jobs" / "0.jsonl").exists()  # of the host of the supervisor
 
 
 def test_a_launcher_does_not_get_the_request_of_its_job(folder: Folder) -> None:

@@ -12,7 +12,7 @@ from gpujobs.batch.process import System
 from gpujobs.cli.usage_text import nodes_text, ticket
 from gpujobs.clusters import badnodes
 from gpujobs.clusters.badnodes import BAD, NodeFailure, bad_nodes, failures, note, read
-from gpujobs.clusters.folder import ExitRecord, FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.history import GpuSamples, History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger
@@ -22,6 +22,7 @@ from gpujobs.clusters.submit import new_record, with_avoided
 from gpujobs.clusters.targets import Targets
 from gpujobs.clusters.usage import make_usage
 from gpujobs.injob.folder import Ended, EndKind
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.planning.plan import Plan
 from gpujobs.planning.render import avoidance, render
 from gpujobs.schedulers import JobId, JobState, JobStatus

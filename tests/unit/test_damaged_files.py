@@ -69,8 +69,16 @@ OLD: dict[str, Any] = {
         "workers": {},
     },
     "head/owner": {"job": 0, "node": "vm", "time": 1795421663.66},
+    "jobs/0.started": {"node": "vm", "started": 1795421662.0, "pid": 29963, "job_id": "7"},
+    "jobs/1.started": {"node": "vm", "started": 1795421662.0, "pid": 29964, "job_id": "7"},
+    "jobs/1.json": {"exit_code": 0, "host": "vm", "started": 1795421662, "ended": 1795421700},
+    "jobs/3.lost": {"node": "vm", "reason": "its node is lost", "exit_code": 1},
 }
 """The files of a cluster of gpujobs 0.2.0 that later ones have replaced."""
+OLD_TEXTS = {
+    "jobs/1.reason": "it failed\n",
+    "jobs/1.setup": "false failed (exit code 1)\n",
+}
 OLD_LINES = [
     {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-0", "gpus": ["GPU-0", "GPU-1"]},
     {"time": 1795421674.25, "event": "connected", "worker": "p-2cab-1", "gpus": ["GPU-0", "GPU-1"]},
@@ -88,14 +96,19 @@ FILES: dict[str, Any] = {
     "head-1/owner": {"job": 0, "node": "vm", "time": 1795421663.66},
     "after": {"cluster": "svd-7f3a", "folder": "/nosuch/svd-7f3a", "any_end": False},
     "rank-error": {"exit_code": 1, "reason": "rank 3"},
-    "jobs/0.started": {"node": "vm", "started": 1795421662.0, "pid": 29963, "job_id": "7"},
-    "jobs/1.started": {"node": "vm", "started": 1795421662.0, "pid": 29964, "job_id": "7"},
-    "jobs/1.json": {"exit_code": 0, "host": "vm", "started": 1795421662, "ended": 1795421700},
 }
 """The files of a real cluster of two jobs, with all keys; those of the lines are `LINES`."""
+OF_JOBS = ("jobs/0.jsonl", "jobs/1.jsonl", "jobs/1-vm.jsonl")
 JSON_FILES = FILES.keys() - {"rank-error"}
 """Those that this side reads."""
 EVENTS = events_file(1)
+
+
+def of_job(event: str, *, at: float = 1795421662, **values: Any) -> dict[str, Any]:
+    """Return a line of a job, or of its node."""
+    return {"event": event, "run": "1795421662-vm-29000", "node": "vm", "at": at, **values}
+
+
 LINES: dict[str, list[Any]] = {
     EVENTS: [
         {
@@ -129,6 +142,16 @@ LINES: dict[str, list[Any]] = {
             "lost": {"work": 3.5},
         },
     ],
+    "jobs/0.jsonl": [of_job("script", version=1), of_job("started", began=1795421662.0, pid=29963)],
+    "jobs/1.jsonl": [
+        of_job("script", version=1),
+        of_job("setup failed", text="false failed (exit code 1)"),
+        of_job("started", began=1795421662.0, pid=29964),
+        of_job("signalled"),
+        of_job("failed", reason="it failed"),
+        of_job("left", at=1795421700, code=0),
+    ],
+    "jobs/1-vm.jsonl": [of_job("node lost", number=3, reason="its node is lost", code=1)],
     "usage/0-vm.jsonl": [
         {"gpus": [{"uuid": "GPU-0", "memory": 17179869184}], "time": 1795421666.5},
         {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024]},
@@ -137,9 +160,7 @@ LINES: dict[str, list[Any]] = {
 }
 TEXTS = {
     "jobs/0.claim": "7[0]\n",
-    "jobs/1.reason": "it failed\n",
     "jobs/1.note": "run: has had no client\n",
-    "jobs/1.setup": "false failed (exit code 1)\n",
     "logs/run.log": "a line\n",
     "logs/job-1.log": "a line\n",
     "job-ids": "7\n",
@@ -195,7 +216,19 @@ RECORD: dict[str, Any] = {
     "unlisted": {"1": 1795421690.0},
     "version": 2,
 }
-FREE = ("node", "model", "reason", "error", "host", "site", "queue", "remark", "problem", "contact")
+FREE = (
+    "node",
+    "text",
+    "model",
+    "reason",
+    "error",
+    "host",
+    "site",
+    "queue",
+    "remark",
+    "problem",
+    "contact",
+)
 """Keys whose values are any text."""
 WRONG: list[Any] = [None, [], {}, "x\x1b[31m\ud800", -1, 10**15, 10**40, True, float("inf")]
 
@@ -332,8 +365,11 @@ def test_wrong_values_in_a_folder_of_an_earlier_gpujobs(ledger: Ledger, name: st
 def make_old(ledger: Ledger) -> Path:
     """Give the cluster p-2cab the files of an earlier gpujobs; return its folder."""
     folder = ledger.get("p-2cab").path
-    (folder / EVENTS).unlink()
+    for path in (folder / EVENTS, *(folder / "jobs").glob("*.jsonl")):
+        path.unlink()
     (folder / "head-1").rename(folder / "head")
+    for name, text in OLD_TEXTS.items():
+        (folder / name).write_text(text)
     for name, value in OLD.items():
         (folder / name).write_text(json.dumps(value))
     (folder / "events.jsonl").write_text(lines_of(OLD_LINES))
@@ -469,13 +505,14 @@ def test_files_of_a_wrong_kind(ledger: Ledger, kind: str, caplog: pytest.LogCapt
             EVENTS,
             "jobs/0.claim",
             "jobs/1.note",
-            "jobs/1.reason",
-            "jobs/1.setup",
+            *OF_JOBS,
         )
         free = name in TEXTS and name != "jobs/0.claim"
         fine = (kind in ("digits", "binary", "cut") and free) or kind == "unreadable"
         # In a file of lines, half a line at its end is one that is being written.
-        fine = fine or (name == EVENTS and kind in ("nested", "others", "digits", "cut"))
+        fine = fine or (
+            name in (EVENTS, *OF_JOBS) and kind in ("nested", "others", "digits", "cut")
+        )
         if read and not fine and kind != "others":
             assert f"{folder / name} " in row, (name, row)
         remove(folder / name)
@@ -624,7 +661,7 @@ def finish(ledger: Ledger, name: str) -> None:
 
 
 def test_connect_to_a_cluster_that_left_no_end(ledger: Ledger) -> None:
-    for name in ("ended", EVENTS, "jobs/1.reason"):
+    for name in ("ended", EVENTS, "jobs/1.jsonl"):
         (ledger.get("p-2cab").path / name).unlink()
     finish(ledger, "p-2cab")
     done = CliRunner().invoke(main, ["connect", "p-2cab"])

@@ -29,6 +29,7 @@ from gpujobs.injob.events import (
 from gpujobs.schedulers import JobId
 
 from ..support.events import write_events
+from ..support.jobevents import write_job
 
 OPENED = Event(event="opened", at=1.0, version=VERSION, address="tls://n1:1", dashboard=8787)
 
@@ -211,7 +212,7 @@ def test_a_look_at_thousands_of_workers_reads_only_what_is_new(tmp_path: Path) -
 
 
 # -- the files of running jobs, which their workers have told ----------------------------------------
-RUN = {"job": 0, "id": "7[0]", "node": "n2", "started": 5.0}
+RUN = {"job": 0, "id": "7[0]", "name": "5-n2-9", "node": "n2", "started": 5.0}
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def running(tmp_path: Path) -> Path:
     (tmp_path / "head-1" / "heartbeat").write_text("1.0")
     for job in (0, 1):
         (tmp_path / f"jobs/{job}.claim").write_text(f"7[{job}]\n")
-        (tmp_path / f"jobs/{job}.started").write_text('{"node": "n2", "started": 5}')
+        write_job(tmp_path, job, "started", run=f"5-n2-{job}", node="n2", began=5.0)
     write_events(tmp_path, OPENED, connected("a", run=RUN))
     return tmp_path
 
@@ -244,7 +245,7 @@ def opened_by(read: Callable[[], object], folder: Path) -> list[str]:
 
 
 def test_a_running_job_costs_a_reader_nothing(running: Path) -> None:
-    always = ["head-1/owner", "jobs/1.claim", "jobs/1.started", "workers-1.jsonl"]
+    always = ["head-1/owner", "jobs/1.claim", "jobs/1.jsonl", "workers-1.jsonl"]
     assert opened_by(FolderReader(running).read, running) == always
     found = FolderReader(running).read()
     assert found.nodes == {0: "n2", 1: "n2"} and found.began == {0: 5.0, 1: 5.0}
@@ -252,15 +253,23 @@ def test_a_running_job_costs_a_reader_nothing(running: Path) -> None:
     assert found.alive[0] == found.alive[1] == (running / "head-1/heartbeat").stat().st_mtime
 
 
-@pytest.mark.parametrize("how", ["silent", "ended", "left", "gone"])
+def test_a_running_job_tells_its_setup_and_its_lost_nodes(running: Path) -> None:
+    """The first by its workers, the others in files of their own: that of the job is not read."""
+    write_events(running, connected("a", run={**RUN, "setup": "false failed"}))
+    for run, number in ((RUN["name"], 3), ("1-n9-9", 4)):
+        line = {"event": "node lost", "run": run, "number": number, "reason": f"lost {number}"}
+        (running / f"jobs/0-n{number}.jsonl").write_text(f"\n{json.dumps(line)}\n")
+    found = FolderReader(running).read()
+    assert found.setups == {0: "false failed"} and found.lost == ("lost 3",)
+
+
+@pytest.mark.parametrize("how", ["silent", "ended", "gone"])
 def test_files_of_a_job_are_read_when_its_workers_prove_nothing(running: Path, how: str) -> None:
     (running / "jobs/0.claim").write_text("8[0]\n")  # it starts again
     if how == "silent":
         os.utime(running / "head-1/heartbeat", (1.0, 1.0))
     elif how == "ended":
         (running / "ended").write_text('{"kind": "done", "exit_code": 0}')
-    elif how == "left":
-        (running / "jobs/0.json").write_text('{"exit_code": 1}')
     else:
         write_events(running, disconnected("a"))
     assert FolderReader(running).read().claims[0] == JobId("8", 0)

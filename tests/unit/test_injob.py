@@ -28,6 +28,7 @@ from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
 from gpujobs.injob.log import Walltime
 from gpujobs.injob.main import supervise
+from gpujobs.injob.names import RUN_NAME, RUN_OF_JOB
 from gpujobs.injob.options import (
     RankOptions,
     RetireOptions,
@@ -40,6 +41,7 @@ from gpujobs.injob.registry import WorkerRegistry
 from gpujobs.injob.workers import JobsWatch, Workers
 
 from ..support.events import dask_workers, write_events
+from ..support.jobevents import events_of, facts_of
 
 
 def options(folder: Path, **changes: Any) -> SuperviseOptions:
@@ -229,7 +231,7 @@ def test_a_signal_near_the_walltime_is_its_warning(
     ended = json.loads((tmp_path / "ended").read_text())
     assert ended["kind"] == kind
     assert ended["reason"] == f"the head's job was stopped: {reason}"
-    assert (tmp_path / "jobs" / "0.reason").read_text() == f"{ended['reason']}\n"
+    assert facts_of(tmp_path, 0).reason == ended["reason"]
 
 
 @pytest.mark.parametrize(
@@ -519,19 +521,26 @@ def test_a_head_that_is_restarted_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("claim", ["123[0]", None])
-def test_a_job_writes_that_it_has_started(tmp_path: Path, claim: str | None) -> None:
+def test_a_job_writes_that_it_has_started(
+    tmp_path: Path, claim: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_NAME, "5-n1-9")
     made = options(tmp_path, workers=("x",))
     if claim:
         (tmp_path / "jobs" / "0.claim").write_text(f"{claim}\n")
     Folder(str(tmp_path)).end(Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"))
     assert supervise(made) == 0
-    started = json.loads((tmp_path / "jobs" / "0.started").read_text())
+    (started,) = events_of(tmp_path, 0)
+    del started["at"]
     assert started == {
+        "event": "started",
+        "run": "5-n1-9",
         "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
-        "started": made.started,
+        "began": made.started,
         "pid": os.getpid(),
-        "job_id": claim or "",
     }
+    run = json.loads(os.environ[RUN_OF_JOB])
+    assert (run["id"], run["name"], run["started"]) == (claim or "", "5-n1-9", made.started)
     assert json.loads((tmp_path / "ended").read_text())["kind"] == "cancelled"  # as it was
 
 
@@ -546,7 +555,7 @@ def test_a_job_that_fails_ends_the_cluster_unless_a_client_owns_it(
             self.start_workers()
 
     assert Failing(options(tmp_path)).run() == 70
-    assert "2 GPUs were requested, but 1 assigned" in (tmp_path / "jobs" / "0.reason").read_text()
+    assert "2 GPUs were requested, but 1 assigned" in facts_of(tmp_path, 0).reason
     assert (tmp_path / "ended").exists() is not client_owns
 
 

@@ -29,6 +29,7 @@ from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 from gpujobs.schedulers import base
 
 from ..support.each import each
+from ..support.jobevents import write_job
 
 LIBRARIES = ["libcuda.so.1", "libnvidia-ml.so.1"]
 DRIVER = f"""
@@ -165,7 +166,7 @@ def test_the_judge_runs_in_other_pythons(
     verdict.write_judge(tmp_path, "slurm")
     verdict.write_record(record)
     (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "1.json").write_text('{"exit_code": 3, "host": "node2"}')
+    write_job(tmp_path, 1, "left", node="node2", code=3)
     for _ in range(2):
         argv = [found[0], "-S", tmp_path / "judge.pyz", tmp_path]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)

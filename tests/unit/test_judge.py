@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folder import ExitRecord, FolderState, read_state
+from gpujobs.clusters.folder import FolderState, read_state
 from gpujobs.clusters.judge import (
     LOST_TIMEOUT,
     NEVER_STARTED_TIMEOUT,
@@ -26,8 +26,11 @@ from gpujobs.clusters.report import (
     json_phase,
 )
 from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.transport import Choice
 from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
+
+from ..support.jobevents import write_job
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
 STUCK = JobStatus(JobState.FAILED, "Eqw", "can't chdir", stuck=True)
@@ -102,9 +105,11 @@ def test_a_job_that_writes_is_not_given_up() -> None:
 
 
 def test_signs_of_life_are_logs_and_heartbeats(tmp_path: Path) -> None:
-    for name in ("jobs/0.started", "jobs/1.started", "jobs/2.started", "head-1/owner"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text('{"node": "n1", "job": 0}')
+    for name in ("jobs", "head-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "head-1" / "owner").write_text('{"node": "n1", "job": 0}')
+    for job in range(3):
+        write_job(tmp_path, job, "started")
     for time, name in ((10, "head-1/heartbeat"), (20, "jobs/1.now"), (30, "logs/job-2.log")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -16,7 +16,6 @@ import pytest
 
 from gpujobs.clusters import folder
 from gpujobs.clusters.folder import (
-    ExitRecord,
     FolderReader,
     FolderState,
     private_folder,
@@ -27,10 +26,12 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submissi
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.certificate import make_certificate
 from gpujobs.injob.folder import EndKind
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.names import CERTIFICATE, KEY, RECORD
 from gpujobs.schedulers import JobId
 
 from ..support.events import write_events
+from ..support.jobevents import write_job
 
 
 def record(cluster: str = "svd-0001", **changes: object) -> ClusterRecord:
@@ -242,10 +243,10 @@ def test_the_first_end_counts(tmp_path: Path) -> None:
 def test_folder_state(tmp_path: Path) -> None:
     made = tmp_path / "root" / "svd-0001"
     folder.make(made, encrypted=False)
-    (made / "jobs" / "3.json").write_text('{"exit_code": 0, "host": "n1"}')
-    (made / "jobs" / "4.json").write_text('{"exit_c')
-    (made / "jobs" / "5.reason").write_text("because\n")
-    (made / "jobs" / "6.started").write_text('{"node": "n2", "started": 1}')
+    write_job(made, 3, "left", code=0)
+    (made / "jobs" / "4.jsonl").write_text('{"event": "left", "code": 0\n{"event": "left"')
+    write_job(made, 5, "failed", reason="because\n")
+    write_job(made, 6, "started", node="n2")
     (made / "jobs" / "6.claim").write_text("7[1]\n")
     write_events(
         made,
@@ -265,14 +266,14 @@ def test_folder_state(tmp_path: Path) -> None:
 
 def test_a_reader_sees_every_change(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
-    reader, path = FolderReader(tmp_path), tmp_path / "jobs" / "0.json"
+    reader, path = FolderReader(tmp_path), tmp_path / "jobs" / "0.jsonl"
     assert reader.read() == FolderState()
-    write_atomically(path, '{"exit_code": 1, "host": "n1"}')
+    write_job(tmp_path, 0, "left", code=1)
     assert reader.read().exits == {0: ExitRecord(1, "n1")}
-    write_atomically(path, '{"exit_code": 2, "host": "n1"}')
+    write_job(tmp_path, 0, "left", code=2)
     assert reader.read().exits == {0: ExitRecord(2, "n1")}
     path.unlink()
-    assert reader.read() == FolderState()
+    assert FolderReader(tmp_path).read() == FolderState()
 
 
 def test_tail(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from gpujobs.clusters.scale import cancel, orphaned
 from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import CommandResult
 
+from ..support.jobevents import write_job
 from ..support.processes import until
 from ..support.transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
 
@@ -164,9 +165,9 @@ def test_an_ended_cluster_keeps_no_packages(
     names = ("injob.pyz", "judge.pyz", "reserve")
     for name in names:
         (record.path / name).write_bytes(bytes(1000))
-    (record.path / "jobs" / "0.started").write_text('{"node": "node1", "started": 1.0}')
+    write_job(record.path, 0, "started")
     if exits:
-        (record.path / "jobs" / "0.json").write_text('{"exit_code": 0}')
+        write_job(record.path, 0, "left", code=0)
     folders.end(record.path, EndKind.DONE, 0, "run has ended")
     assert ClusterMonitor([record], ledger).report().finished
     assert ledger.get(record.id).finished
@@ -181,7 +182,7 @@ class EndsMeanwhile(System):
         self.record = record
 
     def run(self, argv: Sequence[str], **options: Any) -> CommandResult:
-        (self.record.path / "jobs" / "0.json").write_text('{"exit_code": 0}')
+        write_job(self.record.path, 0, "left", code=0)
         return super().run(argv, **options)
 
 
@@ -309,7 +310,7 @@ def test_cancel_ends_when_all_jobs_have_exited(slurm: FakeSlurm, ledger: Ledger)
         def sleep(self, seconds: float) -> None:
             self.now += seconds
             if self.now > 2 and (record.path / "ended").exists():
-                (record.path / "jobs" / "0.json").write_text('{"exit_code": 143, "host": "n1"}')
+                write_job(record.path, 0, "left", code=143)
 
     system = Clock()
     cancel(record, ledger, system=system)
@@ -460,7 +461,7 @@ def test_an_answer_from_before_the_start_is_no_requeue(slurm: FakeSlurm, ledger:
     slurm.lists("7|N/A|PENDING")
     monitor = ClusterMonitor([record], ledger)
     assert monitor.report().jobs[0].reason == ""
-    (record.path / "jobs" / "0.started").write_text(json.dumps({"node": "node1"}))
+    write_job(record.path, 0, "started")
     assert monitor.latest().jobs[0].reason == ""  # the answer is older
     monitor.query_soon()
     assert monitor.report().jobs[0].reason == "requeued"
@@ -482,11 +483,9 @@ def test_an_answer_of_a_cache_may_be_older_than_the_start(
 ) -> None:
     """Sites keep answers of squeue for up to a minute; this is the first one that we get."""
     record = add(ledger, "7")
-    started = {"node": "node1", "started": time.time() - age}
-    (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+    write_job(record.path, 0, "started", began=time.time() - age)
     if exit_code is not None:
-        left = {"exit_code": exit_code, "host": "node1"}
-        (record.path / "jobs" / "0.json").write_text(json.dumps(left))
+        write_job(record.path, 0, "left", code=exit_code)
     slurm.lists("7|N/A|PENDING")
     job = ClusterMonitor([record], ledger).report().jobs[0]
     assert (job.state.value, job.reason) == (state, reason)
@@ -496,8 +495,7 @@ def test_a_job_of_which_the_batch_scheduler_said_that_it_runs_was_requeued(
     slurm: FakeSlurm, ledger: Ledger
 ) -> None:
     record = add(ledger, "7")
-    started = {"node": "node1", "started": time.time() - 5}
-    (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+    write_job(record.path, 0, "started", began=time.time() - 5)
     monitor = ClusterMonitor([record], ledger)
     answers = {
         "PENDING": "", "PENDING again": "", "RUNNING": "", "PENDING at last": "requeued",
@@ -519,8 +517,7 @@ def test_a_job_that_has_started_since_the_answer_does_not_wait(
     slurm.is_away()
 
     def starts(seconds: float) -> None:
-        started = {"node": "node1", "started": seconds}
-        (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+        write_job(record.path, 0, "started", run=f"{seconds:.0f}-n1-1", began=seconds)
 
     starts(1.7e9)
     assert monitor.report().jobs[0].phase == "STARTING"

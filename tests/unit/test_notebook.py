@@ -9,12 +9,13 @@ from html.parser import HTMLParser
 import pytest
 
 import gpujobs
-from gpujobs.clusters.folder import ExitRecord, FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.notebook import SHOWN_JOBS, Card, card_html
 from gpujobs.clusters.report import HEAD_JOB, ONLY_GROUP, ClusterReport, JobPhase, group_rows
 from gpujobs.injob.folder import Gpu, RegisteredWorker
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.names import HEAD
 from gpujobs.schedulers import JobId, JobState, JobStatus
 

@@ -18,6 +18,7 @@ from gpujobs.errors import InputError
 from gpujobs.planning.render import render
 from gpujobs.text import control_character
 
+from ..support.jobevents import facts_of
 from .support import plan
 
 LINE_BREAKERS = ("Cc", "Zl", "Zp", "Cs")
@@ -216,6 +217,6 @@ def test_a_line_of_setup_that_fails_is_noted(
     text = render(plan(tmp_path, local_profile(tmp_path, setup), "local"), "svd-0000")[0].text
     _, environ = run_script(text, tmp_path)
     assert environ["GOES_ON"] == "1"
-    path = tmp_path / ".gpujobs" / "svd-0000" / "jobs" / "0.setup"
-    assert (path.read_text() if path.exists() else "") == (f"{noted}\n" if noted else "")
-    assert noted in " ".join(read_state(path.parents[1]).notes)
+    folder = tmp_path / ".gpujobs" / "svd-0000"
+    assert facts_of(folder, 0).setup == noted
+    assert noted in " ".join(read_state(folder).notes)

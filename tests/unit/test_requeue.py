@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folder import ExitRecord, FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.report import ClusterReport, JobPhase
@@ -20,6 +20,7 @@ from gpujobs.injob.events import EventReader, events_file
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
 from gpujobs.injob.job import JobExit, clear_for_head, end_attempt
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.main import supervise
 from gpujobs.injob.names import VERDICT
 from gpujobs.injob.options import SuperviseOptions

@@ -17,6 +17,7 @@ from gpujobs.injob.job import Job, JobExit
 from gpujobs.injob.process import visible_process
 from gpujobs.planning.render import render
 
+from ..support.jobevents import facts_of
 from .support import plan
 from .test_injob import options
 from .test_quoting import local_profile
@@ -56,7 +57,8 @@ def test_a_signal_never_leaves_the_supervisor_behind(
     done = subprocess.run(["bash", "-c", script], env=env, pass_fds=[writer], check=False)
     os.close(writer)
     assert done.returncode == 143
-    assert '"exit_code": 143' in (folder / "jobs" / "0.json").read_text()
+    left = facts_of(folder, 0).left
+    assert left and left.exit_code == 143
     assert select.select([reader], [], [], 10)[0], "a process of the job is left"
     os.close(reader)
 
@@ -84,7 +86,7 @@ def test_a_job_that_is_stopped_at_any_moment_ends_only_itself(
     folder = tmp_path / ".gpujobs" / "svd-0000"
     (folder / "head-1").mkdir()
     (folder / "head-1" / "owner").write_text('{"job": 7}')
-    record, moments = folder / "jobs" / "0.json", random.Random(0)
+    events, moments = folder / "jobs" / "0.jsonl", random.Random(0)
     for _ in range(stops):
         job = subprocess.Popen(
             ["bash", "-c", script], env=environment(tmp_path), start_new_session=True
@@ -93,11 +95,12 @@ def test_a_job_that_is_stopped_at_any_moment_ends_only_itself(
         (os.killpg if whole_job else os.kill)(job.pid, signal.SIGTERM)
         code = job.wait(30)
         log = "".join(path.read_text() for path in folder.glob("logs/*"))
-        assert not (folder / "ended").exists() and not (folder / "jobs/0.reason").exists(), log
-        # Before the script has set its traps, there is no record.
-        assert code == -signal.SIGTERM or f'"exit_code": {code}' in record.read_text(), log
+        facts = facts_of(folder, 0)
+        assert not (folder / "ended").exists() and not facts.reason, log
+        # Before the script has set its traps, it says nothing.
+        assert code == -signal.SIGTERM or (facts.left and facts.left.exit_code == code), log
         assert code in (143, -signal.SIGTERM) or supervisor != SLEEP.encode(), log
-        record.unlink(missing_ok=True)
+        events.unlink(missing_ok=True)
 
 
 def test_a_supervisor_whose_batch_script_was_killed_before_it_was_ready(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from gpujobs.planning.render import render
 
 from ..support.each import each
+from ..support.jobevents import facts_of
 from .support import plan
 from .test_quoting import STUB, local_profile
 
@@ -42,13 +43,11 @@ class Ran:
     def __init__(self, folder: Path, code: int) -> None:
         self.code = code
         self.log = (folder / "logs" / "job-0.log").read_text()
-        self.exit_record = json.loads((folder / "jobs" / "0.json").read_text())
-        self.reason = self._text(folder / "jobs" / "0.reason")
-        self.setup = self._text(folder / "jobs" / "0.setup")
+        facts = facts_of(folder, 0)
+        assert facts.left
+        self.exit_code = facts.left.exit_code
+        self.reason, self.setup = facts.reason, facts.setup
         self.started = (folder / "got.json").exists()
-
-    def _text(self, path: Path) -> str:
-        return path.read_text().strip() if path.exists() else ""
 
 
 def ran(home: Path, monkeypatch: pytest.MonkeyPatch, setup: str, supervisor: str = STUB) -> Ran:
@@ -79,7 +78,7 @@ def test_a_trap_of_setup_runs_and_reasons_stay(
 ) -> None:
     fails = "import sys\nprint('OSError: disk', file=sys.stderr)\nsys.exit(9)"
     found = ran(tmp_path, monkeypatch, f"{trap}\n(trap 'echo own' EXIT)", fails)
-    assert found.code == found.exit_record["exit_code"] == 9
+    assert found.code == found.exit_code == 9
     assert found.reason.endswith("could not start, or was killed (exit code 9): OSError: disk")
     assert [line for line in found.log.splitlines() if "gpujobs:" not in line] == [
         "own",
@@ -112,7 +111,7 @@ def test_a_setup_that_ends_the_job_is_named(
     found = ran(tmp_path, monkeypatch, setup)
     assert f"(exit code {code}): " in found.reason and not found.started
     assert f"setup ended the job: {line}" in found.reason
-    assert found.exit_record["exit_code"] == (code or 70)
+    assert found.exit_code == (code or 70)
     ended = json.loads((tmp_path / ".gpujobs/svd-0000/ended").read_text())
     assert (ended["kind"], ended["reason"]) == ("failed", found.reason)
 
@@ -146,6 +145,17 @@ def test_the_line_of_the_user_is_noted_not_the_inside_of_a_function(
     (tmp_path / "lmod.sh").write_text(LMOD)
     found = ran(tmp_path, monkeypatch, f"{FUNCTIONS}{line}")
     assert found.setup == noted and found.started and found.code == 0
+
+
+def test_a_reason_keeps_quotes_and_backslashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = r"""it's "C:\dir" & $(id) `id` %s é"""
+    fails = f"import sys\nprint({error!r} + chr(7) + 'x error', file=sys.stderr)\nsys.exit(9)"
+    found = ran(tmp_path, monkeypatch, "shopt -s xpg_echo; false '\"' \\\\", fails)
+    assert f"{error} x error" in found.reason and "false '\"' \\\\ failed" in found.reason
+    ended = json.loads((tmp_path / ".gpujobs" / "svd-0000" / "ended").read_text())
+    assert ended["reason"] == found.reason and found.setup in found.reason
 
 
 def test_a_setup_sees_no_trace_of_being_watched(

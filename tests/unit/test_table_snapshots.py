@@ -24,13 +24,14 @@ from gpujobs.cli.usage_text import nodes_text, usage_text
 from gpujobs.clusters.badnodes import NodeFailure, rows
 from gpujobs.clusters.cleanup import Leftover
 from gpujobs.clusters.connect import WorkerActivity
-from gpujobs.clusters.folder import ExitRecord, FolderState
+from gpujobs.clusters.folder import FolderState
 from gpujobs.clusters.freequeues import FreeQueue, queues_text
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.report import ClusterReport
 from gpujobs.doctor.checks import checks_text, failed, passed, warning
 from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
+from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
 from .report_data import GROUPED, RECORD, START, WORKERS, grouped_history, usage

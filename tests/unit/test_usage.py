@@ -35,6 +35,7 @@ from gpujobs.injob.names import ARCHIVE
 from gpujobs.schedulers import JobState
 
 from ..support.cli import NVML, ROOT
+from ..support.jobevents import write_job
 from ..support.processes import stop, until
 from .report_data import (
     GROUPED,
@@ -310,9 +311,9 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     assert read_history(tmp_path) == History()
     (tmp_path / "usage").mkdir()
     (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "0.started").write_text('{"started": 5.0}')
-    (tmp_path / "jobs" / "0.json").write_text('{"exit_code": 0, "started": 5, "ended": 9}')
-    (tmp_path / "jobs" / "1.json").write_text('{"exit_')
+    write_job(tmp_path, 0, "script", at=5.0)
+    write_job(tmp_path, 0, "left", at=9, code=0)
+    (tmp_path / "jobs" / "1.jsonl").write_text('{"event": "left", "at": 9\n{"event": "scr')
     sample = {"time": 7, "seconds": 1, "busy": [None], "used": [3]}
     lines = ['{"gpus": [{"uuid": "GPU-a", "memory": 8}]}', json.dumps(sample), '{"time": 8, "bu']
     (tmp_path / "usage" / "0-node-1.example.jsonl").write_text("\n".join(lines))

@@ -29,10 +29,20 @@ export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
 export GPUJOBS_JOB=$((-1 + SGE_TASK_ID))
 GPUJOBS_NODE=${SLURMD_NODENAME:-$HOSTNAME}
 GPUJOBS_STARTED=$(date +%s)
+export GPUJOBS_RUN=$GPUJOBS_STARTED-$GPUJOBS_NODE-$$   # the name of this start: the job may be requeued
 { cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_NODE" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
-gpujobs_leave() {   # write the exit record of this job, however it ended
+gpujobs_event() {   # append an event of this job to its file: a word, and more of the line
+    printf '\n{"event": "%s", "run": "%s", "node": "%s", "at": %(%s)T%s}\n' \
+        "$1" "$GPUJOBS_RUN" "$GPUJOBS_NODE" -1 "${2-}" >> "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.jsonl"
+}
+gpujobs_quote() {   # print a text as JSON, clipped
+    local text=${1:0:1000}
+    text=${text//\\/\\\\} text=${text//\"/\\\"}
+    printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
+gpujobs_leave() {   # say that this job has left, however it ended
     local code=$? last ids=''
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
     builtin trap '' TERM INT HUP
@@ -42,15 +52,15 @@ gpujobs_leave() {   # write the exit record of this job, however it ended
     [ "$code" = 143 ] || [ -z "$gpujobs_in_setup" ] || why="setup ended the job: ${gpujobs_line:0:100}"
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
-    if [ "$code$why" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+    if [ "$code$why" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] &&
+        ! grep -qsF "{\"event\": \"failed\", \"run\": \"$GPUJOBS_RUN\"" "jobs/$GPUJOBS_JOB.jsonl"; then
         [ "$code" -eq 137 ] || [ "$code" -eq 0 ] || last=$(gpujobs_last_error)
         [ -z "$why" ] || last="${last:+$last; }$why"
-        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
+        [ -z "$gpujobs_failed" ] || last="${last:+$last; }setup: $gpujobs_failed"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_NODE could not start, or was killed (exit code $code)${last:+: $last}"
         [ "$code" -ne 0 ] || code=70   # no worker has started
     fi
-    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
-        "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+    gpujobs_event left ", \"code\": $code"
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e ended ] || ids=job-ids
     [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head-1/owner || xargs bash -c gpujobs_qdel_waiting < "$ids"
@@ -66,11 +76,11 @@ gpujobs_last_error() {   # the last exception, or line with an error in it, of t
 }
 gpujobs_fail() {
     local reason
-    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
-    echo "gpujobs: $reason"
-    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    reason=$(gpujobs_quote "$1")
+    echo "gpujobs: $1"
+    gpujobs_event failed ", \"reason\": $reason"
     # The first job that writes a reason ends the cluster.
-    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": %s, "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
     [ ! -s job-ids ] || xargs bash -c gpujobs_qdel_waiting < job-ids
 }
@@ -78,8 +88,9 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="${JOB_ID}[$SGE_TASK_ID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
-gpujobs_in_setup='' gpujobs_exit_trap=''
+rm -f "jobs/$GPUJOBS_JOB.note"
+gpujobs_event script ', "version": 1'
+gpujobs_in_setup='' gpujobs_exit_trap='' gpujobs_failed=''
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -87,7 +98,7 @@ if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started";
 # --- environment ---------------------------------------------------------------------------------
 [ -w "${TMPDIR:-/tmp}" ] || unset TMPDIR   # some batch schedulers pass on the login node's
 cd /home/ada/svd || exit 77
-gpujobs_failed='' gpujobs_line='' gpujobs_at=0 gpujobs_before='' gpujobs_before_at=0
+gpujobs_line='' gpujobs_at=0 gpujobs_before='' gpujobs_before_at=0
 gpujobs_setup_failed() {   # note the first lines that fail, but not in sourced files; setup continues
     local line=$2
     [ -z "$4" ] || return 0
@@ -97,7 +108,7 @@ gpujobs_setup_failed() {   # note the first lines that fail, but not in sourced 
     line="${line:0:100} failed (exit code $1)"
     [ -z "${gpujobs_failed:300}" ] && [[ $gpujobs_failed != *"$line" ]] || return 0
     gpujobs_failed+="${gpujobs_failed:+; }$line"
-    echo "$gpujobs_failed" > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.setup"
+    gpujobs_event "setup failed" ", \"text\": $(gpujobs_quote "$gpujobs_failed")"
 }
 gpujobs_keep_exit_trap() {   # gpujobs_leave runs the trap of setup, which must not replace it
     local own words
@@ -120,7 +131,8 @@ set +eu
 [[ $(builtin trap -p DEBUG) != *gpujobs_note* ]] || builtin trap - DEBUG
 gpujobs_keep_exit_trap
 unset -f trap
-unset gpujobs_failed gpujobs_line gpujobs_at gpujobs_before gpujobs_before_at   # set -a may have exported them
+unset gpujobs_line gpujobs_at gpujobs_before gpujobs_before_at   # set -a may have exported them
+export -n gpujobs_failed   # which gpujobs_leave needs
 gpujobs_in_setup=''
 unset PYTHONPATH PYTHONHOME PYTHONUSERBASE   # of the node's Python
 export PYTHONNOUSERSITE=1
@@ -154,7 +166,7 @@ container=(env --unset=TMPDIR ch-run --unset-env=LD_LIBRARY_PATH --unset-env=LD_
 python=/opt/conda/bin/python
 stopped='' supervisor=''
 # Torque may kill the supervisor before it can write why.
-trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
+trap 'stopped=1; gpujobs_event signalled; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=variable:SGE_HGR_gpu \
