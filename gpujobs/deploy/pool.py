@@ -435,7 +435,7 @@ class JobPool:
         async with lock:
             record = report.record
             if self.unanswered:  # this submission may have begun after the report
-                record = await asyncio.to_thread(self.ledger.get, self.id)
+                record = self.record = await asyncio.to_thread(self.ledger.get, self.id)
             self._adopt(record)
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]

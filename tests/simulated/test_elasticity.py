@@ -463,6 +463,26 @@ def test_a_submission_without_a_reply_is_found(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_a_job_that_a_monitor_has_found_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    """Its name is that of all jobs of the cluster; both would have its id, and one would be lost."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        before = cluster.pool.record
+        await cluster.scale_to(2)
+        await asyncio.sleep(60)
+        pool = cluster.pool
+        pool.groups[""].target, pool.record = 3, before
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 1
+        await pool.submit(pool.groups[""], 1)
+        await asyncio.sleep(120)
+        sent = [submission.id for submission in pool.record.submissions]
+        assert sent == [job.id for job in slurm.running] and len(slurm.jobs) == 3
+
+    run(tmp_path, story)
+
+
 def test_a_long_outage_at_the_first_submission_does_not_end_the_cluster(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         slurm.away_until = slurm.seconds + 400
