@@ -456,6 +456,8 @@ class SimulatedDask:
     """Returns for how long `adapt` keeps an idle job of a group."""
     on_release: Callable[[list[SimulatedJob]], None] = lambda jobs: None
     """Called with the jobs that `adapt` releases."""
+    surplus: Callable[[SimulatedJob], bool] = lambda job: False
+    """Returns whether a job is one too many, so that it leaves although it is busy."""
     messages: list[str] = field(default_factory=list)
     open: bool = True
     leaving: set[str] = field(default_factory=set)
@@ -501,7 +503,7 @@ class SimulatedDask:
         slurm = self.slurm
         if left := self.connected.intersection(job.workers).difference(names):
             slurm.faults.append(f"{job.id} was released without {sorted(left)}")
-        if not self._may_stay(job):
+        if not self._may_stay(job) or self.surplus(job):
             return
         if busy := slurm.busy.intersection(job.workers):
             slurm.faults.append(f"{job.id} was released while {sorted(busy)} were busy")
