@@ -359,7 +359,10 @@ def recover_submission(
     try:
         client = client_of(record, timeout=5.0, system=system)
         known = {submission.id for submission in record.submissions}
-        found = client.find(record.id) - known
+        if recent:
+            found = min(client.find(record.id) - known, default=None)
+        else:  # without a job, it is given up
+            found = client.accepted(record.id, known)
     except GpujobsError:
         return record
     if record.planned:
@@ -370,7 +373,7 @@ def recover_submission(
         if found:
             return record
     elif found:
-        return record_submission(record, min(found), ledger, client)
+        return record_submission(record, found, ledger, client)
     if recent:
         return record
     if record.submissions or record.replaces == "owner":  # which submits again
