@@ -227,6 +227,40 @@ def test_a_requeued_job_is_taken_back_when_its_replacement_is_lost(tmp_path: Pat
     run(tmp_path, story)
 
 
+def test_jobs_that_leave_after_their_tasks_are_taken_back_before_new_ones_are_submitted(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        cluster.dask.task_seconds = 300.0
+        await cluster.scale_to(3)
+        await asyncio.sleep(120)
+        await cluster.scale_to(1)
+        await asyncio.sleep(5)
+        assert numbers(cluster) == [0]
+        cluster.dask.moving = {slurm.jobs[2].workers[1]}  # the other one leaves with it
+        await cluster.scale_to(4)
+        await asyncio.sleep(60)
+        assert numbers(cluster) == [0, 1, 3, 4] and len(slurm.jobs) == 5
+        assert cluster.ledger.get(cluster.id).removed == (2,)
+        await asyncio.sleep(400)
+        assert [job.number for job in slurm.running] == [0, 1, 3, 4]
+
+    run(tmp_path, story)
+
+
+def test_a_job_whose_successor_is_due_is_not_taken_back(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        cluster.dask.task_seconds = 600.0
+        await cluster.scale_to(1)
+        await asyncio.sleep(1000)
+        await cluster.scale_to(0)
+        await asyncio.sleep(60)
+        await cluster.scale_to(1)
+        assert numbers(cluster) == [1]
+
+    run(tmp_path, story, site={"defaults": {"walltime": "20m"}})
+
+
 def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(3)

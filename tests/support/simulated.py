@@ -462,6 +462,10 @@ class SimulatedDask:
     open: bool = True
     leaving: set[str] = field(default_factory=set)
     """Workers that the dask scheduler lets leave before their walltime."""
+    task_seconds: float = 0.0
+    """Seconds for which the tasks of workers that leave still run."""
+    moving: set[str] = field(default_factory=set)
+    """Workers whose data already moves, so that they cannot stay."""
     given_up: Exception | None = None
     """The error of the tasks that clients wait for."""
 
@@ -493,7 +497,17 @@ class SimulatedDask:
         for job in jobs.values():
             self._check_release(job, names)
         self.on_release([job for job in jobs.values() if self._may_stay(job)])
+        if self.task_seconds:
+            self.leaving.update(names)
+            await asyncio.sleep(self.task_seconds)
+            names = [name for name in names if name in self.leaving]
+            self.leaving.difference_update(names)
         self.slurm.retired.update(names)
+
+    async def keep(self, names: list[str]) -> frozenset[str]:
+        kept = self.leaving.intersection(names).difference(self.moving)
+        self.leaving -= kept
+        return frozenset(kept)
 
     def _check_release(self, job: SimulatedJob, names: Collection[str]) -> None:
         """Note a fault if workers of a job stay, or if `adapt` releases a job that has tasks.
