@@ -151,6 +151,14 @@ class SchedulerClient:
         with reading(result.argv[:1]):
             return self.scheduler.parse_find(result.stdout, name)
 
+    def accepted(self, name: str, known: Collection[str]) -> str | None:
+        """Return the submission called ``name`` that is not one of ``known``; None: there is none.
+
+        Unlike `find`, this asks again before it says so. Raises UnavailableError.
+        """
+        deadline = self.system.monotonic() + self.timeout
+        return self._recover_submission(name, known, deadline, delay=0.0)
+
     def array_limit(self) -> int | None:
         """Return the most jobs of an array, None if the batch scheduler does not report it."""
         argv = self.scheduler.limit_command()
@@ -370,20 +378,24 @@ class SchedulerClient:
     ) -> str | None:
         """Wait until the batch scheduler responds; return the submission that it accepted, or None.
 
-        "None" counts only if it is reported twice: the batch scheduler may respond to this query
-        before it has processed an earlier submission.
+        "None" counts only if two answers in a row list the same: the batch scheduler may respond
+        to the first before it has processed an earlier submission, and rows may be missing in one.
+        If both lack the same row, the job is sent twice: its claim then lets one do the work.
         """
-        reported_none = False
+        before: set[str] | None = None
         while True:
             self._wait(self.system.spread(delay))
             result = self._run(self.scheduler.find_command(name, user_name()))
             if self.scheduler.reply(result) is Reply.ANSWER:
                 with reading(result.argv[:1]):
-                    found = self.scheduler.parse_find(result.stdout, name) - set(known)
-                if found or reported_none:
+                    listed = self.scheduler.parse_find(result.stdout, name)
+                found = listed.difference(known)
+                if found or listed == before:
                     return min(found, default=None)
-                reported_none, delay = True, CONFIRM_DELAY
-                continue
+                is_first = before is None
+                before, delay = listed, CONFIRM_DELAY
+                if is_first:
+                    continue
             if self.system.monotonic() > deadline:
                 seconds = f"{self._timeout_after(result):.0f} s"
                 message = f"{self.scheduler.name} has not responded for {seconds}"

@@ -237,7 +237,8 @@ class ClusterMonitor:
             self._began.pop(job, None)
             if answer is None or answer.state is not JobState.PENDING:
                 continue
-            if self._is_old(state, number, before.get(job)):
+            failed = _has_lost_workers(record, state, number)
+            if not failed and self._is_old(state, number, before.get(job)):
                 self._answers[job] = JobStatus(JobState.RUNNING)
             else:
                 self._began[job] = state.began.get(number)
@@ -272,6 +273,19 @@ class ClusterMonitor:
 
     def _fastest(self) -> float:
         return float(max((record.poll for record in self.records), default=5))
+
+
+def _has_lost_workers(record: ClusterRecord, state: FolderState, number: int) -> bool:
+    """Return whether all workers of a job have left since its start, although it did not exit.
+
+    So it is when its node has failed. An answer that it waits is then newer than its start.
+    """
+    if number not in state.began or number in state.exits or state.ended is not None:
+        return False
+    sent = next((one for one in record.submissions if number in one.numbers), None)
+    workers = record.worker_names(number, sent.group) if sent else ()
+    left = (state.gone.get(name, -math.inf) >= state.began[number] for name in workers)
+    return bool(workers) and all(left)
 
 
 def _by_batch_scheduler(records: Iterable[ClusterRecord]) -> Iterable[list[ClusterRecord]]:
@@ -359,7 +373,10 @@ def recover_submission(
     try:
         client = client_of(record, timeout=5.0, system=system)
         known = {submission.id for submission in record.submissions}
-        found = client.find(record.id) - known
+        if recent:
+            found = min(client.find(record.id) - known, default=None)
+        else:  # without a job, it is given up
+            found = client.accepted(record.id, known)
     except GpujobsError:
         return record
     if record.planned:
@@ -370,7 +387,7 @@ def recover_submission(
         if found:
             return record
     elif found:
-        return record_submission(record, min(found), ledger, client)
+        return record_submission(record, found, ledger, client)
     if recent:
         return record
     if record.submissions or record.replaces == "owner":  # which submits again

@@ -126,3 +126,12 @@ def note_removed(record: ClusterRecord, jobs: Iterable[JobReport], ledger: Ledge
     if record.replaces == "none":
         write_record(record)
     return record
+
+
+def note_returned(
+    record: ClusterRecord, jobs: Iterable[JobReport], ledger: Ledger
+) -> ClusterRecord:
+    """Record that jobs of an owner stay after all, although they were asked to leave."""
+    numbers = {job.number for job in jobs}
+    removed = tuple(number for number in record.removed if number not in numbers)
+    return ledger.update(record.id, removed=removed)

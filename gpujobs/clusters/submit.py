@@ -164,9 +164,10 @@ def send_text(
 ) -> ClusterRecord:
     """Submit the text of a script; see `send`. ``others``: submissions of the same name."""
     folder = Path(record.argument) if record.planned else record.path
+    record = ledger.begin_submission(record.id, replace(intent, time=client.system.time()))
+    # Of the record as it is now: a monitor may have found a submission since it was read.
     known = [submission.id for submission in record.submissions]
     before = (sent.id for sent in record.submissions if sent.attempt == intent.attempt - 1)
-    record = ledger.begin_submission(record.id, replace(intent, time=client.system.time()))
     try:
         client = replace(client, arguments=intent.arguments)
         submission_id = client.submit(text, record.id, [*known, *others], folder, [*after, *before])

@@ -25,7 +25,7 @@ from ..clusters.folder import FolderState
 from ..errors import InputError, JobFailedError, Position, Problem
 from ..injob.demand import GIVE_UP
 from ..injob.folder import EndKind
-from ..injob.names import DRAIN, DRAINED, LOOPBACK, is_encrypted
+from ..injob.names import DRAIN, DRAINED, LOOPBACK, UNDRAIN, is_encrypted
 from ..injob.network import confine, first_free, on_loopback, port_range
 from ..injob.registry import idle_message
 from ..planning.plan import Plan
@@ -262,6 +262,8 @@ class DaskControl:
         self._cluster = cluster
         self._closing: dict[distributed.Client, asyncio.Future[None]] = {}
         """The clients that are being closed."""
+        self._kept: set[str] = set()
+        """Names of workers that were to leave, and stay."""
 
     @property
     def open(self) -> bool:
@@ -327,17 +329,35 @@ class DaskControl:
     async def retire(self, names: list[str]) -> None:
         """Let workers end their tasks and transfer their data; return when they have left.
 
-        Tasks may take as long as the jobs of the workers have.
+        Tasks may take as long as the jobs of the workers have. `keep` ends the wait for a worker.
         """
         if self._cluster.status != Status.running:
             return
+        self._kept.difference_update(names)
         drain = getattr(self._cluster.scheduler_comm, DRAIN)
         with contextlib.suppress(Exception):  # the cluster ends: its workers need not transfer data
             await drain(names=names, why="scale")
             while self._cluster.status == Status.running:
-                if (self.connected or frozenset()).isdisjoint(names):  # None: it is lost
+                leaving = self._connected_of(names).difference(self._kept)
+                if not leaving:
                     return
                 await asyncio.sleep(LEAVE_INTERVAL)
+
+    async def keep(self, names: list[str]) -> frozenset[str]:
+        """Let workers stay that `retire` lets leave; return the names of those that do.
+
+        Those whose data already moves leave. None stays if the dask scheduler does not answer.
+        """
+        kept: frozenset[str] = frozenset()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
+            call = getattr(self._cluster.scheduler_comm, UNDRAIN)
+            kept = frozenset(await asyncio.wait_for(call(names=names), QUERY_TIMEOUT))
+        self._kept.update(kept)
+        return kept
+
+    def _connected_of(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of ``names`` that are connected; none if the connection is lost."""
+        return (self.connected or frozenset()).intersection(names)
 
     async def drained(self) -> tuple[frozenset[str], float] | None:
         """Return the names of the workers that leave, and the seconds of the longest task.

@@ -127,6 +127,8 @@ class PoolJob:
     """How often it has been cancelled."""
     cancel_again: float = 0.0
     """When it is cancelled again if the batch scheduler still has it, once it is released."""
+    leaves_after_its_tasks: bool = False
+    """It was removed, and is cancelled when its workers have left."""
 
     def update(self, report: JobReport, now: float, start_timeout: float = math.inf) -> bool:
         """Take over a new report; return whether its phase has changed.
@@ -260,6 +262,28 @@ class PoolJobs:
         self.released[job.report.number] = job
         return self.finish(job, phase, reason)
 
+    def returnable(self, group: str, now: float) -> list[PoolJob]:
+        """Return the jobs of a group that leave after their tasks, but could stay.
+
+        Their walltimes allow that: no successor is due yet. Those with the longest rest come first.
+        """
+        walltime = self._walltimes[group]
+        oldest = now - _working_time(walltime) + self.lead(group, now) if walltime else -math.inf
+        leaving = (job for job in self.released.values() if job.leaves_after_its_tasks)
+        started = [(job.started or -math.inf, job) for job in leaving if job.report.group == group]
+        started.sort(key=lambda item: -item[0])
+        return [job for since, job in started if since >= oldest]
+
+    def take_back(self, job: PoolJob) -> None:
+        """Count a job again that was released."""
+        number = job.report.number
+        self._forget_past(number)
+        self.active[number] = self.released.pop(number)
+        job.leaves_after_its_tasks, job.idle_since = False, None
+
+    def _forget_past(self, number: int) -> None:
+        self.past = deque((past for past in self.past if past.number != number), self.past.maxlen)
+
     # -- update ------------------------------------------------------------------------------------
     def update(self, report: ClusterReport, now: float) -> bool:
         """Take over a new report on the cluster; return whether the phase of a job has changed."""
@@ -284,7 +308,7 @@ class PoolJobs:
         number = job.number
         if number in self.active or number in self.released or not self.knows(number):
             return
-        self.past = deque((past for past in self.past if past.number != number), self.past.maxlen)
+        self._forget_past(number)
         returned = self.released if job.phase is JobPhase.LEAVING else self.active
         returned[number] = self._all[number]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from ..clusters.folder import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
-from ..clusters.resize import add_jobs, limits_of, note_removed, plan_of_more
+from ..clusters.resize import add_jobs, limits_of, note_removed, note_returned, plan_of_more
 from ..clusters.submit import FAILED, array_limit, new_record, with_avoided
 from ..config.spec import ClusterSpec
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
@@ -73,6 +72,7 @@ class Canceller:
         """Cancel jobs. Raises RefusedError or UnavailableError."""
         now = self._client.system.monotonic()
         for job in jobs:
+            job.leaves_after_its_tasks = False
             pause = FIRST_PAUSE * 2**job.cancels
             job.cancel_again = now + min(LONGEST_PAUSE, pause)
             job.cancels += 1
@@ -88,7 +88,9 @@ class Canceller:
 
     def repeat(self, now: float) -> None:
         """Cancel again the released jobs that the batch scheduler still has."""
-        self.cancel_soon([job for job in self._jobs.released.values() if now >= job.cancel_again])
+        released = self._jobs.released.values()
+        due = (job for job in released if now >= job.cancel_again)
+        self.cancel_soon([job for job in due if not job.leaves_after_its_tasks])
 
 
 # -- the pool --------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ class JobPool:
         others = [job for job in jobs if not job.report.connected]
         if leaving:
             for job in leaving:  # `Canceller.repeat` leaves them alone until then
-                job.cancel_again = math.inf
+                job.leaves_after_its_tasks = True
             in_background(self._cancel_later(leaving, retire), self.id)
         self.query_soon()
         if others:
@@ -368,7 +370,16 @@ class JobPool:
         await retire([name for job in jobs for name in job.report.connected])
         if not self._closing.is_set():
             self.query_soon()
-            await self._canceller.cancel(jobs)
+            left = [job for job in jobs if job.leaves_after_its_tasks]  # others stay after all
+            if left:
+                await self._canceller.cancel(left)
+
+    async def take_back(self, jobs: Sequence[PoolJob]) -> None:
+        """Count jobs again that were removed, and whose workers stay after all."""
+        for job in jobs:
+            self.jobs.take_back(job)
+        reports = [job.report for job in jobs]
+        self.record = await asyncio.to_thread(note_returned, self.record, reports, self.ledger)
 
     def end(self, kind: EndKind, reason: str) -> None:
         """Write `ended`: every job that finds it exits."""
@@ -435,7 +446,7 @@ class JobPool:
         async with lock:
             record = report.record
             if self.unanswered:  # this submission may have begun after the report
-                record = await asyncio.to_thread(self.ledger.get, self.id)
+                record = self.record = await asyncio.to_thread(self.ledger.get, self.id)
             self._adopt(record)
             changed = self.jobs.update(report, now)
             ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]

@@ -40,6 +40,17 @@ class Retirer:
         finally:
             self._names.difference_update(new)
 
+    async def keep(self, jobs: Sequence[PoolJob]) -> list[PoolJob]:
+        """Let jobs stay whose workers are being retired; return those of which all workers stay."""
+        names = [name for job in jobs for name in job.report.workers]
+        staying = await self._dask.keep(names)
+        kept = [job for job in jobs if staying.issuperset(job.report.workers)]
+        self._names.difference_update(name for job in kept for name in job.report.workers)
+        others = [name for job in jobs if job not in kept for name in job.report.workers]
+        if others:
+            in_background(self._dask.retire(others), "retire")
+        return kept
+
     def retire_late(self, released: Iterable[PoolJob]) -> None:
         """Retire workers that connected after the release of their jobs: they would get tasks."""
         connected = (self._dask.connected or frozenset()).difference(self._names)
@@ -158,22 +169,38 @@ class Scaler:
 
     async def _reach_target(self, group: WorkerGroup) -> None:
         counting = self.pool.jobs.counting(group.name)
-        surplus = len(counting) - group.target
         if len(counting) > group.most:
             await self._remove(group, len(counting) - group.most, counting)
-        if surplus >= 0 or self.pool.stopped(group):  # if stopped: another group is scaled
+        if len(counting) >= group.target or self.pool.stopped(group):  # or another one is scaled
+            return
+        await self._take_back(group)
+        present = self.pool.present(group)
+        missing = group.target - present
+        if missing <= 0:
             return
         if self.pool.unanswered:
             message = "a submission got no reply, and its jobs may still be accepted"
             raise UnavailableError(message, hint="try again in two minutes")
         # Jobs that are about to leave count for the limits: their successors may have to wait.
-        leaving = self.pool.jobs.occupied()[group.name] - len(counting)
-        count = max(-surplus - leaving, min(-surplus, self.pool.room(group)))
+        leaving = self.pool.jobs.occupied()[group.name] - present
+        count = max(missing - leaving, min(missing, self.pool.room(group)))
         try:
             if count > 0:
                 await self.pool.submit(group, count)
         finally:
             self.watch_soon()
+
+    async def _take_back(self, group: WorkerGroup) -> None:
+        """Let jobs stay that are about to leave, as far as jobs of a group are missing."""
+        missing = group.target - self.pool.present(group)
+        if missing <= 0:
+            return
+        connected = self.dask.connected or frozenset()
+        found = self.pool.jobs.returnable(group.name, self.pool.system.monotonic())
+        found = [job for job in found if connected.issuperset(job.report.workers)][:missing]
+        if found and (kept := await self._retirer.keep(found)):
+            await self.pool.take_back(kept)
+            self.dask.log(f"{self.pool.id}: {plural(len(kept), 'job')} that began to leave stays")
 
     async def _remove_surplus(self) -> None:
         """Remove jobs above the targets.
@@ -226,6 +253,7 @@ class Scaler:
         """Submit the jobs that are missing, as far as possible, unless too many have failed."""
         pool = self.pool
         async with self._lock:
+            await self._take_back(group)
             if pool.missing(group) <= 0:
                 return
             if not await pool.recover():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.core import Status
 
 import gpujobs
 
@@ -100,9 +101,40 @@ def test_busy_workers_of_this_machine_leave_without_losing_a_task(
     scale_down_while_busy(local(gpus_per_job=gpus), tmp_path)
 
 
+def test_jobs_that_begin_to_leave_stay_if_more_are_wanted_again(
+    local: Callable[..., Any], tmp_path: Path
+) -> None:
+    cluster = local(gpus_per_job=0)
+    cluster.scale(4)
+    cluster.wait_for_workers(4, timeout=patience(90))
+    workers = cluster.scheduler.workers
+
+    def running() -> int:
+        return sum(state.status is Status.running for state in workers.values())
+
+    with cluster.get_client() as client:
+        futures = client.map(task(tmp_path, SECONDS), range(24), pure=False)
+        until(lambda: starts(tmp_path).total() >= 4, 30, "four tasks")
+        cluster.scale(1)
+        until(lambda: running() == 1, 30, "three workers that begin to leave")
+        cluster.scale(3)
+        assert running() == 3
+        assert client.gather(futures) == [n * n for n in range(24)]
+        until(lambda: len(workers) == 3, 60, "one worker to leave")
+        until(lambda: counting(cluster) == 3, 60, "the end of its job")
+        assert len(cluster.jobs) == 4
+        record = cluster._pool.ledger.get(cluster.id)
+        assert len(record.removed) == 1
+    assert set(starts(tmp_path).values()) == {1}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
-@pytest.mark.parametrize("gpus", [0, 1], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("backend", "gpus"),
+    [("slurm", 0), ("slurm", 1), ("sge", 0)],
+    ids=["slurm-cpu", "slurm-cuda", "sge-cpu"],
+    indirect=["backend"],
+)
 def test_busy_workers_of_jobs_leave_without_losing_a_task(
     make: Callable[..., Any], backend: Backend, tmp_path: Path, gpus: int
 ) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from gpujobs.clusters.ledger import Submission
-from gpujobs.clusters.monitor import ClusterMonitor
+from gpujobs.clusters.monitor import RECOVERY_AGE, ClusterMonitor, recover_submission
 from gpujobs.clusters.progress import LibraryProgress
 from gpujobs.deploy.elastic import check_bounds, check_options
 from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
+from gpujobs.schedulers import CommandResult
 
 from ..conftest import slow_variant
 from ..support.churn import CPU_QUEUE, GROUPS
@@ -223,6 +226,40 @@ def test_a_requeued_job_is_taken_back_when_its_replacement_is_lost(tmp_path: Pat
         assert [job.number for job in reports] == [0, 1]
 
     run(tmp_path, story)
+
+
+def test_jobs_that_leave_after_their_tasks_are_taken_back_before_new_ones_are_submitted(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        cluster.dask.task_seconds = 300.0
+        await cluster.scale_to(3)
+        await asyncio.sleep(120)
+        await cluster.scale_to(1)
+        await asyncio.sleep(5)
+        assert numbers(cluster) == [0]
+        cluster.dask.moving = {slurm.jobs[2].workers[1]}  # the other one leaves with it
+        await cluster.scale_to(4)
+        await asyncio.sleep(60)
+        assert numbers(cluster) == [0, 1, 3, 4] and len(slurm.jobs) == 5
+        assert cluster.ledger.get(cluster.id).removed == (2,)
+        await asyncio.sleep(400)
+        assert [job.number for job in slurm.running] == [0, 1, 3, 4]
+
+    run(tmp_path, story)
+
+
+def test_a_job_whose_successor_is_due_is_not_taken_back(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        cluster.dask.task_seconds = 600.0
+        await cluster.scale_to(1)
+        await asyncio.sleep(1000)
+        await cluster.scale_to(0)
+        await asyncio.sleep(60)
+        await cluster.scale_to(1)
+        assert numbers(cluster) == [1]
+
+    run(tmp_path, story, site={"defaults": {"walltime": "20m"}})
 
 
 def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> None:
@@ -463,6 +500,69 @@ def test_a_submission_without_a_reply_is_found(tmp_path: Path) -> None:
         assert len(slurm.running) == 3 and not cluster.orphans
 
     run(tmp_path, story)
+
+
+def test_a_job_that_a_monitor_has_found_is_not_taken_for_the_next_one(tmp_path: Path) -> None:
+    """Its name is that of all jobs of the cluster; both would have its id, and one would be lost."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        before = cluster.pool.record
+        await cluster.scale_to(2)
+        await asyncio.sleep(60)
+        pool = cluster.pool
+        pool.groups[""].target, pool.record = 3, before
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 1
+        await pool.submit(pool.groups[""], 1)
+        await asyncio.sleep(120)
+        sent = [submission.id for submission in pool.record.submissions]
+        assert sent == [job.id for job in slurm.running] and len(slurm.jobs) == 3
+
+    run(tmp_path, story)
+
+
+@dataclass
+class LossySlurm(SimulatedSlurm):
+    """Its next answers about a name lack rows at the end: so many each."""
+
+    lost: list[int] = field(default_factory=list)
+
+    def _answer(self, words: tuple[str, ...], stdin: str) -> CommandResult:
+        result = super()._answer(words, stdin)
+        if words[-1] != "%F|%j" or not self.lost:
+            return result
+        rows = result.stdout.splitlines(keepends=True)
+        return replace(result, stdout="".join(rows[: len(rows) - self.lost.pop(0)]))
+
+
+def test_answers_that_lack_rows_do_not_submit_a_job_twice(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        assert isinstance(slurm, LossySlurm)
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        slurm.lost = [1, 2]
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 1
+        await cluster.scale_to(2)
+        assert len(slurm.jobs) == len(slurm.alive) == 2 and not slurm.lost
+
+    run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
+
+
+def test_an_answer_that_lacks_a_row_does_not_give_up_an_interrupted_submission(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        assert isinstance(slurm, LossySlurm)
+        await cluster.scale_to(1)
+        (sent,) = cluster.pool.record.submissions
+        intent = replace(sent, id="", time=slurm.time() - RECOVERY_AGE)
+        record = cluster.ledger.update(cluster.id, submissions=(), intent=intent)
+        slurm.lost = [1]
+        record = recover_submission(record, cluster.ledger, system=slurm)
+        assert [found.id for found in record.submissions] == [sent.id] and not slurm.lost
+
+    run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
 
 
 def test_a_long_outage_at_the_first_submission_does_not_end_the_cluster(tmp_path: Path) -> None:

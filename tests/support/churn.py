@@ -155,6 +155,21 @@ class Churn:
                 message = f"{numbers} released, {left} jobs left of at least {group.minimum}"
                 self.slurm.faults.append(f"at {self.slurm.seconds:.0f} s: {message}")
 
+    def is_surplus(self, job: SimulatedJob) -> bool:
+        """Return whether a job has to leave, busy or not, because one that had ended came back.
+
+        Its group is then above the maximum of `adapt`, which is a limit at any time. No other job
+        of the group is less busy.
+        """
+        group, busy = self.groups[job.group], self.slurm.busy
+        leaving = self.cluster.released - {job.id}
+        present = [one for one in group.of(self.slurm.alive) if one.occupies]
+        present = [one for one in present if one.id not in leaving]
+        least = min(len(busy.intersection(one.workers)) for one in present)
+        returned = any(one.restored for one in present)
+        is_least_busy = len(busy.intersection(job.workers)) == least
+        return returned and len(present) > group.maximum and is_least_busy
+
     def check_number(self, jobs: list[SimulatedJob], most: int) -> None:
         """Note a fault if there are more than ``most`` jobs."""
         if len(jobs) > most:
@@ -255,6 +270,7 @@ class Churn:
             folder, slurm, site=self.site, profile=self.profile, interval=STEP
         )
         cluster.dask.on_release = self.check_release
+        cluster.dask.surplus = self.is_surplus
         for group in self.groups.values():
             await group.start(cluster)
         end = slurm.seconds + hours * 3600

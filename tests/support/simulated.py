@@ -458,10 +458,16 @@ class SimulatedDask:
     """Returns for how long `adapt` keeps an idle job of a group."""
     on_release: Callable[[list[SimulatedJob]], None] = lambda jobs: None
     """Called with the jobs that `adapt` releases."""
+    surplus: Callable[[SimulatedJob], bool] = lambda job: False
+    """Returns whether a job is one too many, so that it leaves although it is busy."""
     messages: list[str] = field(default_factory=list)
     open: bool = True
     leaving: set[str] = field(default_factory=set)
     """Workers that the dask scheduler lets leave before their walltime."""
+    task_seconds: float = 0.0
+    """Seconds for which the tasks of workers that leave still run."""
+    moving: set[str] = field(default_factory=set)
+    """Workers whose data already moves, so that they cannot stay."""
     given_up: Exception | None = None
     """The error of the tasks that clients wait for."""
 
@@ -493,7 +499,17 @@ class SimulatedDask:
         for job in jobs.values():
             self._check_release(job, names)
         self.on_release([job for job in jobs.values() if self._may_stay(job)])
+        if self.task_seconds:
+            self.leaving.update(names)
+            await asyncio.sleep(self.task_seconds)
+            names = [name for name in names if name in self.leaving]
+            self.leaving.difference_update(names)
         self.slurm.retired.update(names)
+
+    async def keep(self, names: list[str]) -> frozenset[str]:
+        kept = self.leaving.intersection(names).difference(self.moving)
+        self.leaving -= kept
+        return frozenset(kept)
 
     def _check_release(self, job: SimulatedJob, names: Collection[str]) -> None:
         """Note a fault if workers of a job stay, or if `adapt` releases a job that has tasks.
@@ -503,7 +519,7 @@ class SimulatedDask:
         slurm = self.slurm
         if left := self.connected.intersection(job.workers).difference(names):
             slurm.faults.append(f"{job.id} was released without {sorted(left)}")
-        if not self._may_stay(job):
+        if not self._may_stay(job) or self.surplus(job):
             return
         if busy := slurm.busy.intersection(job.workers):
             slurm.faults.append(f"{job.id} was released while {sorted(busy)} were busy")

@@ -23,6 +23,7 @@ from gpujobs.clusters.scale import cancel, orphaned
 from gpujobs.injob.folder import EndKind
 from gpujobs.schedulers import CommandResult
 
+from ..support.events import write_events
 from ..support.jobevents import write_job
 from ..support.processes import until
 from ..support.transcripts import SQUEUE_FOUND_HEADER, SQUEUE_HEADER
@@ -489,6 +490,28 @@ def test_an_answer_of_a_cache_may_be_older_than_the_start(
     slurm.lists("7|N/A|PENDING")
     job = ClusterMonitor([record], ledger).report().jobs[0]
     assert (job.state.value, job.reason) == (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("left", "ended", "reason"),
+    [(None, False, ""), (30, False, ""), (5, False, "requeued"), (5, True, "")],
+)
+def test_a_job_that_waits_and_has_lost_its_workers_was_requeued(
+    slurm: FakeSlurm, ledger: Ledger, left: int | None, ended: bool, reason: str
+) -> None:
+    """``left``: seconds since its worker left; None: it was never there. ``ended``: the cluster."""
+    record, now = add(ledger, "7"), time.time()
+    started = {"node": "node1", "started": now - 20}
+    (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+    (record.path / "head-1").mkdir()
+    (name,) = record.worker_names(0, "")
+    if left is not None:
+        for event in ("connected", "disconnected"):
+            write_events(record.path, {"event": event, "at": now - left, "worker": name})
+    if ended:
+        folders.end(record.path, EndKind.DONE, 0, "x")
+    slurm.lists("7|N/A|PENDING")
+    assert ClusterMonitor([record], ledger).report().jobs[0].reason == reason
 
 
 def test_a_job_of_which_the_batch_scheduler_said_that_it_runs_was_requeued(
