@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import importlib
 import importlib.util
 import itertools
 import os
@@ -53,6 +56,30 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "waits: a minute or longer, with little to do; starts early")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the test modules: pytest keeps what it compiles, and each process needs all of them.
+
+    In a fresh clone, each of ten processes would compile all modules by itself.
+    """
+    gc.disable()  # until the collection has ended
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1 or session.config.args != session.config.getini("testpaths"):
+        return
+    number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("test_*.py"))[number::processes]:
+        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # which the collection shows
+            importlib.import_module(name)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the collection has made from the garbage collector, which would look at it again and again."""
+    gc.freeze()
+    gc.enable()
+
+
 def backend_of(item: pytest.Item) -> str:
     """Return the batch scheduler of a test, ``""`` if it needs no particular one."""
     callspec = getattr(item, "callspec", None)
@@ -72,7 +99,7 @@ def pytest_collection_modifyitems(
     at_site = bool(config.getoption("--site"))
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    items[:] = [item for item in items if (backend_of(item) == SITE) is at_site]
     usual = float(config.getini("timeout") or 0)
     for item in items:
         own = item.get_closest_marker("timeout")

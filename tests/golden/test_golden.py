@@ -14,6 +14,7 @@ import pytest
 from gpujobs.planning.plan import Machine
 from gpujobs.planning.render import JobRoles, render, render_jobs
 
+from ..conftest import slow_variant
 from ..support.each import each
 from ..unit.support import MACHINE, plan
 from .shellcheck import accept
@@ -108,6 +109,11 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
     "local-cpu": ("local", {**SVD, "gpus": "auto"}),
     "local-two-gpus": ("local", {**SVD, "gpus": 2, "gpus_per_job": 1}),
 }  # fmt: skip
+SHELLCHECKED = (
+    "slurm-groups", "slurm-apptainer-requeue", "slurm-mpi-script-in-ranks", "slurm-staged-environment",
+    "sge-two-jobs-of-four", "pbs-array-of-single-gpus", "lsf-head-of-its-own", "local-two-gpus",
+)  # fmt: skip
+"""Of each batch scheduler and each part of a script one, for `make test`."""
 OWNED = ("slurm-owned-by-python", "slurm-apptainer-owned-by-python")
 """Scripts of worker jobs whose dask scheduler is in a Python process."""
 TWO_GPUS = Machine(
@@ -144,9 +150,12 @@ def test_every_script_has_a_profile() -> None:
     assert {path.stem for path in CASES.glob("*.sh")} == set(PROFILES)
 
 
-def test_bash_and_shellcheck_accept_the_scripts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "cases", [pytest.param(SHELLCHECKED, id="few"), slow_variant(tuple(PROFILES), id="all")]
+)
+def test_bash_and_shellcheck_accept_the_scripts(cases: tuple[str, ...], tmp_path: Path) -> None:
     found = []
-    for path in sorted(CASES.glob("*.sh")):
+    for path in (CASES / f"{case}.sh" for case in cases):
         for number, text in enumerate(re.split(r"^(?=#!)", path.read_text(), flags=re.M)[1:]):
             found.append(tmp_path / f"{path.stem}-{number}.sh")
             found[-1].write_text(text)

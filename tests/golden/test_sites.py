@@ -17,7 +17,7 @@ from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
-from gpujobs.planning.sitecheck import SMALLEST, try_site
+from gpujobs.planning.sitecheck import SMALLEST, Tried, findings, try_site
 from gpujobs.text import plural
 
 from ..support.cli import text_of
@@ -86,10 +86,10 @@ def excerpt(script: str, setup: str) -> str:
     return "\n".join([header.rstrip("\n"), *setup.splitlines(), *launcher, *options]) + "\n"
 
 
-def requests_of_queues(name: str) -> Iterator[str]:
+def requests_of_queues(results: list[Tried]) -> Iterator[str]:
     """Yield a section for each queue: the requests of its smallest job and of MPI on several nodes."""
     sections: dict[str, list[str]] = {}
-    for result in try_site(load_site(name)):
+    for result in results:
         trial, jobs = result.trial, result.scripts[-1].jobs
         section = sections.setdefault(trial.queue, [])
         size = f"{plural(jobs.shape.nodes, 'node')}, {plural(jobs.shape.gpus, 'GPU')}"
@@ -103,10 +103,12 @@ def requests_of_queues(name: str) -> Iterator[str]:
 
 
 def kept_text(name: str, folder: Path) -> str:
-    """Return the text that is compared with the stored one."""
+    """Return the text that is compared with the stored one; the site has no errors."""
     setup = load_site(name).site.setup
     excerpts = (f"=== {title}\n{excerpt(text, setup)}" for title, text in scripts(name, folder))
-    return "\n".join([*excerpts, *requests_of_queues(name)])
+    results = try_site(load_site(name))
+    assert findings(results) == []
+    return "\n".join([*excerpts, *requests_of_queues(results)])
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +118,7 @@ def home_of_ada(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @each("name", SITES)
-def test_site_is_unchanged(name: str, tmp_path: Path) -> None:
+def test_site_is_unchanged_and_has_no_errors(name: str, tmp_path: Path) -> None:
     text, kept = kept_text(name, tmp_path), KEPT / f"{name}.txt"
     if os.environ.get("GPUJOBS_UPDATE_GOLDEN"):
         kept.write_text(text)

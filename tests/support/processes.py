@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import pwd
@@ -12,8 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+
+import psutil
 
 REAPER = """
 import os, signal, sys, time
@@ -54,10 +57,21 @@ def measure_slowness() -> float:
     return max(1.0, (time.monotonic() - started) / USUAL)
 
 
+USUAL_SUM = 0.02
+"""Seconds of CPU time that a loop takes on the machine of `USUAL`."""
+
+
 @functools.cache
 def slowness() -> float:
-    """Return `measure_slowness` of the start of the test session."""
-    return measure_slowness()
+    """Return how many times slower this machine was since the start of this process; at least 1.
+
+    The collection of the tests keeps a CPU busy: the time that it took tells how many others wanted it.
+    """
+    elapsed = time.time() - psutil.Process().create_time()
+    used = time.process_time()
+    sum(number * number for number in range(500_000))
+    speed = (time.process_time() - used) / USUAL_SUM
+    return max(1.0, speed) * max(1.0, elapsed / time.process_time())
 
 
 def patience(seconds: float) -> float:
@@ -83,20 +97,86 @@ def reaper(*marks: str) -> Iterator[None]:
         process.wait(patience(20))
 
 
+PORTS = Path("/tmp/gpujobs-tests-ports")
+"""Where the test processes of this host lock the ports that they have chosen."""
+
+_held: list[int] = []
+"""The locked files of this process; the locks end with it."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports that nothing listens on.
+    """Return ports that nothing listens on, and that no other test process of this host gets.
 
     They are below those that Linux gives to outgoing connections, so that none of these takes a port before its daemon
-    listens there. They are random, so that two test processes rarely have the same.
+    listens there.
     """
     found: list[int] = []
     for port in random.SystemRandom().sample(range(10_000, 32_768), 1000):
         with socket.socket() as item, contextlib.suppress(OSError):
             item.bind(("", port))
+            hold_port(port)
             found.append(port)
         if len(found) == count:
             return found
     raise AssertionError(f"{len(found)} of {count} ports are free")
+
+
+def hold_port(port: int) -> None:
+    """Keep a port for this process; an OSError if another one has it, or this one."""
+    PORTS.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # another user made it
+        PORTS.chmod(0o1777)
+    file = os.open(PORTS / str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    _held.append(file)
+
+
+ATTEMPTS = 3
+"""How often a boot is tried: a port can be taken between its choice and its use."""
+
+
+class BootError(Exception):
+    """A daemon has ended, or does not answer in time."""
+
+
+def boot(start: Callable[[], None], undo: Callable[[], Iterable[Path]]) -> None:
+    """Start daemons, up to three times; ``undo`` ends them after a failure, and returns their logs."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            start()
+            return
+        except (AssertionError, OSError, subprocess.SubprocessError) as error:
+            ends = [f"{path}:\n{_end_of(path)}" for path in undo()]
+            print(f"boot {attempt} of {ATTEMPTS}: {error}", *ends, sep="\n")
+            failure = error
+    raise BootError(f"{ATTEMPTS} boots failed, the last one: {failure}") from failure
+
+
+def _end_of(log: Path, lines: int = 8) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def put_aside(folder: Path) -> Path:
+    """Rename the folder of a boot that failed; return where it is now."""
+    names = (folder.with_name(f"{folder.name}.failed{n}") for n in range(1, ATTEMPTS + 1))
+    return folder.rename(next(name for name in names if not name.exists()))
+
+
+def until_answer(
+    daemon: subprocess.Popen[bytes], answers: Callable[[], object], seconds: float, name: str
+) -> None:
+    """Wait until a daemon answers; an error at once if it ends."""
+
+    def found() -> bool:
+        status = daemon.poll()
+        assert status is None, f"{name} has ended with {status}"
+        return bool(answers())
+
+    until(found, seconds, name, every=0.1)
 
 
 def until(

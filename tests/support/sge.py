@@ -17,12 +17,22 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from .backend import Backend
-from .processes import free_ports, patience, pause, reaper, stop, until
+from .processes import (
+    boot,
+    free_ports,
+    patience,
+    pause,
+    put_aside,
+    reaper,
+    stop,
+    until,
+    until_answer,
+)
 
 PROGRAMS = Path("/usr/lib/gridengine")
 RESOURCES = Path("/usr/share/gridengine")
@@ -91,8 +101,9 @@ class PrivateSge:
     """Start with `running`."""
 
     def __init__(
-        self, folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 16, notify: int = 20
-    ) -> None:
+        self, folder: Path, nodes: int = 2, gpus: int = 4, cpus: int = 16, notify: int = 20,
+        ports: Callable[[int], list[int]] = free_ports,
+    ) -> None:  # fmt: skip
         self.folder, self.nodes, self.gpus, self.cpus, self.notify = (
             folder,
             nodes,
@@ -103,7 +114,7 @@ class PrivateSge:
         self.root = folder / "root"
         self.common = self.root / "default" / "common"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self.slot = -1
+        self.slot, self._choose_ports = -1, ports
 
     # -- names and numbers ------------------------------------------------------------------------------------
     @property
@@ -138,10 +149,22 @@ class PrivateSge:
         """Boot it; stop it at the end, and also if the test run is killed."""
         with self._own_slot(), reaper(str(self.folder)):
             try:
-                self._start()
+                boot(self._start, self._undo)
                 yield self
             finally:
                 self._stop()
+
+    def _undo(self) -> list[Path]:
+        """End what a boot that failed has started; return its logs."""
+        self._end_daemons()
+        self._remove_network()
+        folder = put_aside(self.folder)
+        logs = [
+            *folder.glob("log/*"),
+            *folder.glob("qmaster/messages"),
+            *folder.glob("execd/*/messages"),
+        ]
+        return [log for log in logs if log.stat().st_size]
 
     @contextlib.contextmanager
     def _own_slot(self) -> Iterator[None]:
@@ -158,7 +181,7 @@ class PrivateSge:
         raise AssertionError("too many Grid Engines at once")
 
     def _start(self) -> None:
-        self.ports = free_ports(2)
+        self.ports = self._choose_ports(2)
         for name in ("spooldb", "qmaster", "execd", "gpus", "log", "templates"):
             (self.folder / name).mkdir(parents=True)
         self.common.mkdir(parents=True)
@@ -172,18 +195,18 @@ class PrivateSge:
         self._add_queues()
         for node in self.names:
             self._daemon(node, "sge_execd", node)
-        until(
-            lambda: self.command("qstat", "-f").count("lx-amd64") == 2 * self.nodes,
-            60,
-            "nodes",
-            every=0.1,
-        )
+        until(self._ready, 60, "nodes", every=0.1)
+
+    def _ready(self) -> bool:
+        dead = [name for name, daemon in self.daemons.items() if daemon.poll() is not None]
+        assert not dead, f"{', '.join(dead)} ended"
+        return self.command("qstat", "-f").count("lx-amd64") == 2 * self.nodes
 
     def start_qmaster(self) -> None:
         """Start qmaster and wait until it answers."""
         (self.folder / "qmaster" / "qmaster.pid").unlink(missing_ok=True)
-        self._daemon("qmaster", "sge_qmaster")
-        until(lambda: self.attempt("qstat").returncode == 0, 30, "qmaster", every=0.1)
+        daemon = self._daemon("qmaster", "sge_qmaster")
+        until_answer(daemon, lambda: self.attempt("qstat").returncode == 0, 30, "qmaster")
 
     def stop_qmaster(self) -> None:
         """Kill qmaster, which would take eight seconds to stop by itself; jobs go on."""
@@ -194,12 +217,16 @@ class PrivateSge:
         if "qmaster" in self.daemons:
             with contextlib.suppress(Exception):
                 self.cancel_all()
-            self.stop_qmaster()
-        for node in self.names:
-            if node in self.daemons:
-                stop(self.daemons[node])
+        self._end_daemons()
 
-    def _daemon(self, name: str, program: str, node: str = "") -> None:
+    def _end_daemons(self) -> None:
+        if "qmaster" in self.daemons:
+            self.stop_qmaster()
+        for daemon in self.daemons.values():
+            stop(daemon)
+        self.daemons.clear()
+
+    def _daemon(self, name: str, program: str, node: str = "") -> subprocess.Popen[bytes]:
         """Start a daemon on a node, or on this host, in either case with the hosts file of our own."""
         env = {**self.env, "SGE_ND": "1", "HOME": "/", "LANG": "C.UTF-8"}
         with (self.folder / "log" / f"{name}.out").open("ab") as output:
@@ -210,6 +237,7 @@ class PrivateSge:
                 stdout=output,
                 stderr=output,
             )
+        return self.daemons[name]
 
     def _inside(self, node: str = "") -> list[str]:
         """Return the prefix of a command on a node, or on this host, in both cases with our own hosts file."""

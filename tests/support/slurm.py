@@ -7,6 +7,7 @@ invalid, with plain files CUDA_VISIBLE_DEVICES stays empty. benchmarks/gpu gives
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import re
@@ -15,10 +16,10 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .processes import free_ports, patience, reaper, stop, until
+from .processes import boot, free_ports, patience, put_aside, reaper, stop, until, until_answer
 
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -60,7 +61,7 @@ class PrivateSlurm:
     def __init__(
         self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False,
         memory: int = 65536, devices: Sequence[str] = (), isolated: bool = False,
-        features: str = "", types: Sequence[str] = (),
+        features: str = "", types: Sequence[str] = (), ports: Callable[[int], list[int]] = free_ports,
     ) -> None:  # fmt: skip
         """``memory`` of a node in MiB. ``types`` of its GPUs, one for each. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
         only its own ones, if this kernel has version 1 of cgroups and we are root."""
@@ -72,7 +73,7 @@ class PrivateSlurm:
             accounting,
         )
         self.memory, self.devices, self.isolated = memory, devices, isolated
-        self.features, self.types = features, types
+        self.features, self.types, self._choose_ports = features, types, ports
         self.gpus = len(devices) or len(types) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -88,10 +89,16 @@ class PrivateSlurm:
         """Boot it; stop it at the end, and also if the test run is killed."""
         with reaper(str(self.conf), str(self.folder)):
             try:
-                self._start()
+                boot(self._start, self._undo)
                 yield self
             finally:
                 self._stop()
+
+    def _undo(self) -> list[Path]:
+        """End what a boot that failed has started; return its logs."""
+        self._end_daemons()
+        logs = sorted((put_aside(self.folder) / "log").iterdir())
+        return [log for log in logs if log.stat().st_size]
 
     def _start(self) -> None:
         for name in ("run", "log", "state", "spool", "dev"):
@@ -104,8 +111,10 @@ class PrivateSlurm:
         munge = [f"--{name}={self.folder}/{path}" for name, path in (
             ("key-file", "state/munge.key"), ("socket", "run/munge.sock"), ("pid-file", "run/munged.pid"),
             ("log-file", "log/munged.log"), ("seed-file", "state/munge.seed"))]  # fmt: skip
-        self._daemon("munged", "munged", "--foreground", "--force", "--num-threads=2", *munge)
-        until((self.folder / "run" / "munge.sock").exists, 20, "munged")
+        munged = self._daemon(
+            "munged", "munged", "--foreground", "--force", "--num-threads=2", *munge
+        )
+        until_answer(munged, (self.folder / "run" / "munge.sock").exists, 20, "munged")
         self._configure()
         if self.accounting:
             self._start_accounting()
@@ -116,8 +125,13 @@ class PrivateSlurm:
 
     def start_controller(self) -> None:
         """Start slurmctld, and wait until it answers."""
-        self._daemon("slurmctld", "slurmctld", "-D")
-        until(lambda: "UP" in self.command("scontrol", "ping"), 30, "slurmctld")
+        daemon = self._daemon("slurmctld", "slurmctld", "-D")
+        answers = functools.partial(self._answers, "UP", "scontrol", "ping")
+        until_answer(daemon, answers, 30, "slurmctld")
+
+    def _answers(self, text: str, *argv: str) -> bool:
+        done = self.attempt(*argv)
+        return done.returncode == 0 and text in done.stdout
 
     def start_node(self, node: str, *options: str, isolated: bool = False) -> None:
         """Start the slurmd of a node. ``isolated``: it sees no process but its own ones."""
@@ -132,8 +146,7 @@ class PrivateSlurm:
         return bool(states) and set(states) <= {"idle", "mixed", "allocated"}
 
     def _configure(self) -> None:
-        ports = free_ports(3 + self.nodes)
-        self.ports = ports
+        self.ports = ports = self._choose_ports(3 + self.nodes)
         host, me = socket.gethostname(), getpass.getuser()
         devices = self.devices or [str(self.folder / "dev" / f"gpu{n}") for n in range(self.gpus)]
         for path in devices if not self.devices else ():
@@ -218,21 +231,13 @@ class PrivateSlurm:
             [*install, "--auth-root-authentication-method=normal"], check=True, capture_output=True
         )
         socket_option = f"--socket={run}/mariadb.sock"
-        self._daemon(
+        mariadb = self._daemon(
             "mariadb", "mariadbd", "--no-defaults", f"--user={me}", f"--datadir={data}", "--bind-address=127.0.0.1",
             f"--port={self.ports[2]}", socket_option, f"--pid-file={run}/mariadb.pid", "--innodb-buffer-pool-size=64M",
         )  # fmt: skip
         client = ["mariadb", "--no-defaults", socket_option, "-u", "root"]
-        until(
-            lambda: (
-                subprocess.run(
-                    [*client, "-e", "select 1"], capture_output=True, check=False
-                ).returncode
-                == 0
-            ),
-            60,
-            "mariadb",
-        )
+        answers = functools.partial(self._answers, "", *client, "-e", "select 1")
+        until_answer(mariadb, answers, 60, "mariadb")
         sql = (
             "CREATE DATABASE slurm_acct_db; CREATE USER 'slurm'@'127.0.0.1' IDENTIFIED BY 'private';"
             "CREATE USER 'slurm'@'localhost' IDENTIFIED BY 'private'; GRANT ALL ON slurm_acct_db.* TO 'slurm'@'127.0.0.1';"
@@ -248,15 +253,12 @@ class PrivateSlurm:
         }  # fmt: skip
         conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         conf.chmod(0o600)
-        self._daemon("slurmdbd", "slurmdbd", "-D")
-        until(
-            lambda: self.attempt("sacctmgr", "-n", "list", "cluster").returncode == 0,
-            30,
-            "slurmdbd",
-        )
+        slurmdbd = self._daemon("slurmdbd", "slurmdbd", "-D")
+        answers = functools.partial(self._answers, "", "sacctmgr", "-n", "list", "cluster")
+        until_answer(slurmdbd, answers, 30, "slurmdbd")
         self.command("sacctmgr", "-i", "add", "cluster", "private")
 
-    def _daemon(self, name: str, program: str, *arguments: str) -> None:
+    def _daemon(self, name: str, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         found = shutil.which(program, path=self.path)
         assert found, f"{program} is not installed"
         with (self.folder / "log" / f"{name}.out").open("wb") as output:
@@ -267,11 +269,15 @@ class PrivateSlurm:
                 stdout=output,
                 stderr=output,
             )
+        return self.daemons[name]
 
     def _stop(self) -> None:
         if "slurmctld" in self.daemons:
             with contextlib.suppress(Exception):
                 self.cancel_all()
+        self._end_daemons()
+
+    def _end_daemons(self) -> None:
         for name in [n for n in self.daemons if n.startswith("slurmd-")] + [
             "slurmctld",
             "slurmdbd",
@@ -279,7 +285,7 @@ class PrivateSlurm:
             "munged",
         ]:
             if name in self.daemons:
-                stop(self.daemons[name])
+                stop(self.daemons.pop(name))
 
     # -- used by tests ----------------------------------------------------------------------------------
     def attempt(self, *argv: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:

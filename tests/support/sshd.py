@@ -8,12 +8,12 @@ import pwd
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
-from .processes import free_ports, processes_with, stop, until
+from .processes import boot, free_ports, processes_with, stop, until_answer
 
 SSHD = "/usr/sbin/sshd"
 BANNER = "Welcome to the login node"
@@ -45,10 +45,11 @@ class LoginNode:
 
     def __init__(
         self, folder: Path, home: Path, laptop: Path, env: Mapping[str, str], user: str = "root", shell: str = "/bin/bash",
+        ports: Callable[[int], list[int]] = free_ports,
     ) -> None:  # fmt: skip
         self.folder, self.home, self.laptop = folder, home, laptop
         self.user, self.shell = user, shell
-        self.port = free_ports(1)[0]
+        self.port, self._choose_ports = 0, ports
         self.env = dict(env)
         self.daemon: subprocess.Popen[bytes] | None = None
         self.python = ""
@@ -64,27 +65,35 @@ class LoginNode:
         self.folder.chmod(0o755)
         (self.folder / "authorized").chmod(0o644)
         self._write_account()
+        (self.laptop / "bin").mkdir()
+        wrapper = self.laptop / "bin" / "ssh"
+        wrapper.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F "{self.laptop}/ssh_config" "$@"\n')
+        wrapper.chmod(0o755)
+        Path("/run/sshd").mkdir(exist_ok=True)
+        try:
+            boot(self._start_at_new_port, self._undo)
+            yield self
+        finally:
+            self.stop()
+
+    def _undo(self) -> list[Path]:
+        self.stop()
+        return [self.folder / "log"]
+
+    def _start_at_new_port(self) -> None:
+        self.port = self._choose_ports(1)[0]
         config = self.folder / "sshd_config"
         config.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {self.folder}/host\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.folder}/authorized\nStrictModes no\nPasswordAuthentication yes\n"
         )
-        (self.laptop / "bin").mkdir()
         (self.laptop / "ssh_config").write_text(
             f"Host login\nHostName 127.0.0.1\nPort {self.port}\nUser {self.user}\nIdentityFile {self.folder}/user\n"
             f"IdentitiesOnly yes\nUserKnownHostsFile {self.laptop}/known\nStrictHostKeyChecking yes\n"
         )
         host_key = (self.folder / "host.pub").read_text()
         (self.laptop / "known").write_text(f"[127.0.0.1]:{self.port} {host_key}")
-        wrapper = self.laptop / "bin" / "ssh"
-        wrapper.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F "{self.laptop}/ssh_config" "$@"\n')
-        wrapper.chmod(0o755)
-        Path("/run/sshd").mkdir(exist_ok=True)
-        try:
-            self.start()
-            yield self
-        finally:
-            self.stop()
+        self.start()
 
     def _write_account(self) -> None:
         """Write the start-up files, and an /etc/passwd in which the user has this home and shell."""
@@ -122,8 +131,13 @@ class LoginNode:
             str(self.folder / "sshd_config"),
         ]
         with (self.folder / "log").open("ab") as log:
+            before = log.tell()
             self.daemon = subprocess.Popen(words, stderr=log)
-        until(lambda: b"listening" in (self.folder / "log").read_bytes(), 20, "sshd")
+
+        def listens() -> bool:
+            return b"listening" in (self.folder / "log").read_bytes()[before:]
+
+        until_answer(self.daemon, listens, 20, "sshd")
 
     def stop(self) -> None:
         """End sshd."""

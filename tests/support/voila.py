@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from .processes import patience, until
+from .processes import free_ports, patience, until
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
@@ -43,7 +43,7 @@ def serve(path: Path, env: Mapping[str, str], theme: str) -> Iterator[str]:
 
     At the end its kernel is asked to exit.
     """
-    port = _free_port()
+    port = free_ports(1)[0]
     options = ["--no-browser", f"--port={port}", f"--theme={theme}", "--show_tracebacks=True"]
     log = path.with_suffix(".log")
     with log.open("w") as output:
@@ -64,13 +64,6 @@ def serve(path: Path, env: Mapping[str, str], theme: str) -> Iterator[str]:
             process.wait(patience(30))
         finally:
             process.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def _listens(port: int) -> bool:

@@ -238,10 +238,11 @@ def test_correct_sites_have_no_errors(home: Path, change: tuple[str, str]) -> No
     assert site_problems(load_site("./s.yaml")) == []
 
 
-def test_sites_of_the_package_have_no_errors(home: Path) -> None:
-    paths = sorted(data_folder("site_configs").glob("*.yaml"))
-    assert {"local", "example-slurm", "example-pbs", "mahti"} <= {path.stem for path in paths}
-    for path in paths:
+def test_examples_of_sites_have_no_errors(home: Path) -> None:
+    """tests/golden/test_sites.py has those of real machines."""
+    paths = sorted(data_folder("site_configs").glob("example-*.yaml"))
+    assert {"example-slurm", "example-pbs"} <= {path.stem for path in paths}
+    for path in [*paths, data_folder("site_configs") / "local.yaml"]:
         assert site_problems(load_site(str(path))) == [], path
 
 

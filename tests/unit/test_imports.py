@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -37,9 +38,15 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module; the first one is the module."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path: Path) -> Iterator[Path]:
     """Yield the modules of this package that ``path`` imports, also those inside functions."""
-    for item in ast.walk(ast.parse(path.read_text())):
+    for item in nodes(path):
         if isinstance(item, ast.ImportFrom) and item.level:
             base = path.parents[item.level - 1].joinpath(*(item.module or "").split("."))
             for alias in item.names:
@@ -48,9 +55,10 @@ def imported(path: Path) -> Iterator[Path]:
 
 def modules(path: Path, *, lazy: bool = True) -> set[str]:
     """Return the packages other than this one that ``path`` imports; ``lazy``: also in functions."""
-    tree = ast.parse(path.read_text())
+    tree = nodes(path)[0]
+    assert isinstance(tree, ast.Module)
     found: set[str] = set()
-    for item in ast.walk(tree) if lazy else tree.body:
+    for item in nodes(path) if lazy else tree.body:
         if isinstance(item, ast.Import):
             found |= {alias.name.split(".")[0] for alias in item.names}
         elif isinstance(item, ast.ImportFrom) and not item.level:
@@ -113,7 +121,7 @@ def test_a_cycle_is_found() -> None:
 def test_commands_need_no_alias(path: Path) -> None:
     imports = [
         alias
-        for item in ast.walk(ast.parse(path.read_text()))
+        for item in nodes(path)
         if isinstance(item, ast.Import | ast.ImportFrom)
         for alias in item.names
     ]
@@ -197,7 +205,7 @@ def test_importing_gpujobs_imports_nothing_else() -> None:
 @each("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
 def test_text_files_have_an_encoding(path: Path) -> None:
     """Files are UTF-8 also in a locale that is not."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
             modes = [item.value for item in node.args if isinstance(item, ast.Constant)]

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from gpujobs.cli.main import main
 from gpujobs.config.sitefiles import load_site, site_of_this_host
-from gpujobs.planning.sitecheck import site_problems
 
 from ..support.cli import ROOT
 from ..support.each import each
@@ -42,10 +41,8 @@ WITHOUT_CONTACT = {
 
 
 @each("file", FILES, ids=lambda file: file.stem)
-def test_it_has_no_errors_and_says_where_it_is_from(file: Path) -> None:
-    loaded = load_site(str(file))
-    assert site_problems(loaded) == []
-    site = loaded.site
+def test_it_says_where_it_is_from(file: Path) -> None:
+    site = load_site(str(file)).site
     assert re.search(r"https?://", site.source or ""), "the address of the source"
     assert re.search(r"\b20\d\d-\d\d\b", site.source or ""), "the date of the source"
     assert bool(site.contact) != (file.stem in WITHOUT_CONTACT)
