@@ -33,7 +33,7 @@ from .model import (
     optional,
     required,
 )
-from .profile import LAYOUT, RUNTIME, Layout, Runtime
+from .profile import LAYOUT, RUNTIME, Environment, Layout, Runtime, Software
 
 
 # -- the queues of a site file ---------------------------------------------------------------------
@@ -130,6 +130,26 @@ class Option(Model):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NamedEnvironment(Software):
+    """An environment of the site that profiles name."""
+
+    description: str | None = optional(TEXT, "for `gpujobs sites environments`")
+    gpu: str | None = optional(
+        kinds.CUDA_VERSION,
+        "CUDA version that it needs, which the driver of the nodes must support: 13 or 12.9",
+    )
+
+    def with_own(self, own: Environment) -> Environment:
+        """Return this environment with the keys that a profile adds."""
+        return replace(
+            own,
+            setup=self.setup + own.setup,
+            python=own.python or self.python,
+            container=own.container or self.container,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class _OfSiteOrQueue(Model):
     """Keys of a site that a queue may have, too. Those of the queue override those of the site."""
 
@@ -151,6 +171,11 @@ class _OfSiteOrQueue(Model):
     options: dict[str, Option] = optional(
         Table(kinds.OPTION_NAME, Section(Option)),
         "directives with values of the profile",
+        default={},
+    )
+    environments: dict[str, NamedEnvironment] = optional(
+        Table(WORD, Section(NamedEnvironment)),
+        "name → setup, python, container; profiles have `environment: NAME`",
         default={},
     )
     account: Account | None = optional(Section(Account), "how the account is named")
@@ -198,6 +223,10 @@ class Queue(_OfSiteOrQueue):
     )
     gpu_memory: int | None = optional(
         SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
+    )
+    driver_cuda: str | None = optional(
+        kinds.CUDA_VERSION,
+        "CUDA version that the driver of the nodes supports, as nvidia-smi shows it: 12.8",
     )
     charge: Charge | None = optional(
         Section(Charge), "`plan` then shows the most that the jobs cost, `report` what they did"
@@ -412,6 +441,12 @@ class Site(_OfSiteOrQueue):
         "environment that is copied to the nodes",
         default=SiteEnvironment(),
     )
+    environments_only: bool = optional(
+        FLAG,
+        "refuse profiles without a name of `environments`, or with another Python, setup or "
+        "container; a rule, not a fence",
+        default=False,
+    )
     setup: str = optional(SCRIPT, "bash text run first in every job, before the user's", default="")
     scratch: str = optional(
         kinds.FOLDER, "node-local scratch space, as the job sees it", default="${TMPDIR:-/tmp}"
@@ -491,7 +526,33 @@ class Site(_OfSiteOrQueue):
         if own.network is not None:
             of_queue = {name: getattr(own.network, name) for name in own.network.given}
             network = replace(network, **of_queue, given=network.given | own.network.given)
-        return replace(self, **given, options={**self.options, **own.options}, network=network)
+        return replace(
+            self,
+            **given,
+            options={**self.options, **own.options},
+            environments={**self.environments, **own.environments},
+            network=network,
+        )
+
+    @property
+    def has_accounts(self) -> bool:
+        """Whether an account has a meaning in one of its queues."""
+        stated = self.account or any(queue.account for queue in self.queues.values())
+        local = get_scheduler(self.scheduler).on_this_machine
+        return bool(stated) or not (local or "account" in self.given)
+
+    @property
+    def environment_names(self) -> set[str]:
+        """The names of its environments, and of those that only queues have."""
+        return {name for _, section in self.sections() for name in section.environments}
+
+    def with_environment(self, own: Environment) -> Environment:
+        """Return the environment of a profile, with the keys of the one that it names.
+
+        One that this site, or its queue, does not have is returned as it is.
+        """
+        named = self.environments.get(own.name or "")
+        return named.with_own(own) if named else own
 
     @property
     def one_machine(self) -> bool:

@@ -121,6 +121,10 @@ OPTION_NAME = model.matching(
 OPTION_DIRECTIVE = _checked(fields.directive, None)
 OPTION_DEFAULT = _checked(option_value, schema={"type": "string"})
 SUBMIT_ARGUMENTS = model.Items(_checked(_submit_argument), extendable=True)
+CUDA_VERSION = model.Scalar(
+    lambda value: fields.matched(value, r"\d+(\.\d+)?", ": write it as 13 or 12.9", "a version"),
+    {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?$"},
+)
 NOTES = model.Items(model.TEXT, extendable=True)
 FOLDER = model.matching(
     r'(?!.*(["`\\]|\$\())[/~$].*',

@@ -13,6 +13,7 @@ from ..text import plural
 from .bash import Diagnostics
 from .demand import Machine
 from .directives import DirectiveWriter, request_texts
+from .environments import check_in_queue
 from .layouts import Layout
 from .limits import QueuedJobs, exceeded, job_limits
 from .queuefit import QueueFit
@@ -127,6 +128,7 @@ class QueueChooser:
         if self.machine:
             queue = self.machine.complete(queue)
         self._check_layout(spec)
+        check_in_queue(spec, queue, self.gpus)
         shape = self._shape(spec, queue, within_max_gpus)
         limits = job_limits(site, key, shape.gpus, self.others)
         if limit := exceeded(limits, shape.jobs):
@@ -222,6 +224,7 @@ class QueueChooser:
         other = replace(
             spec.site.site,
             queues={},
+            environments={},
             # These are compared as the directives that they become.
             request=None,
             cpu_request=None,
@@ -236,7 +239,7 @@ class QueueChooser:
             "GPUs of a node": (queue.gpus_per_node, queue.exclusive, queue.gpu_memory),
             "GPU type": queue.named_types,
             "charge": queue.charge,
-            "environment": (spec.profile.env, other),
+            "environment": (spec.profile.environment, spec.profile.env, other),
         }
 
 

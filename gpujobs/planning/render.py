@@ -68,6 +68,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     lines = []
     if jobs.shape.gpus:
         gpus = [f"--gpus={jobs.shape.gpus}", f"--visible-devices={jobs.visible_devices}"]
+        if jobs.cuda:
+            gpus.append(f"--cuda={jobs.cuda}")
         if "ucxx" in plan.transport.protocols and single_job(plan):
             gpus.append("--single-job")
         options = plan.layout_of(jobs).supervisor_options(jobs.shape)
@@ -347,6 +349,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "dask_files": plan.dask_files,
         "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),
+        "environment_name": Bash(profile.environment.name or ""),
         "mpi_setup": Bash(layout.setup),
         "environment_file": Bash(own_file) if plan.working_ranks else "",
         "inherits": INHERIT in jobs.submit_arguments,

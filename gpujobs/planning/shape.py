@@ -91,6 +91,8 @@ class JobGroup:
     """Words after the command that submits the jobs."""
     account: str = ""
     """"" if the profile names none, or the site has none."""
+    cuda: str = ""
+    """CUDA version that the environment needs of the driver; "" if it states none."""
 
     @cached_property
     def n_workers(self) -> int:

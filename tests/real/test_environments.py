@@ -1,0 +1,111 @@
+"""What a site says for its users, on a real Slurm: environments by name, defaults, other resources."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ..support.backend import SlurmBackend
+from ..support.cli import Cli, text_of
+from ..support.on_slurm import backend  # noqa: F401
+
+pytestmark = pytest.mark.slurm
+
+
+def change_site(cli: Cli, **keys: object) -> None:
+    """Write the site `here` with other keys."""
+    cli.site |= keys
+    (cli.home / "sites" / "here.yaml").write_text(text_of(cli.site))
+
+
+def environments(cli: Cli) -> dict[str, dict[str, Any]]:
+    return {
+        "good": {"setup": "export OF_ENVIRONMENT=good", "python": cli.python, "gpu": 13, "description": "works"},
+        "new": {"python": cli.python, "gpu": 14},
+        "gone": {"python": "/nowhere/bin/python"},
+    }  # fmt: skip
+
+
+def printing(name: str) -> list[str]:
+    return ["python", "-c", f"import os; print(os.environ.get({name!r}))"]
+
+
+@pytest.mark.stub
+def test_a_job_has_the_environment_that_its_profile_names(cli: Cli) -> None:
+    change_site(cli, environments=environments(cli))
+    cluster = cli.submit(
+        {"gpus": 1, "environment": "good", "run": printing("OF_ENVIRONMENT")}, "--wait"
+    )
+    assert cli("logs", cluster).stdout == "good\n"
+    listed = cli("sites", "environments")
+    assert listed.stdout.splitlines()[1].split() == ["good", "13", cli.python, "works"]
+
+
+@pytest.mark.stub
+def test_a_driver_that_is_too_old_is_the_reason_of_the_job(cli: Cli) -> None:
+    change_site(cli, environments=environments(cli))
+    path = cli.write("p.yaml", {"gpus": 1, "environment": "new", "run": ["true"]})
+    done = cli("submit", str(path), "--wait")
+    assert done.returncode != 0
+    assert "the driver supports CUDA 13.0; the environment needs 14" in done.stderr
+    change_site(
+        cli,
+        queue_defaults={},
+        queues={k: {**q, "driver_cuda": "13.0"} for k, q in cli.site["queues"].items()},
+    )
+    planned = cli("plan", str(path))
+    assert planned.returncode == 2
+    assert "its driver supports CUDA 13.0; environment new needs 14" in planned.stderr
+
+
+def test_sites_check_runs_a_job_with_each_environment(cli: Cli, backend: SlurmBackend) -> None:
+    found = environments(cli)
+    change_site(
+        cli, environments={"good": found["good"], "gone": found["gone"]}, environments_only=True
+    )
+    done = cli("sites", "check", "here", "--live", "--run", "--json", timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    checks: Mapping[str, Any] = {
+        check["name"]: check for check in json.loads(done.stdout)["checks"]
+    }
+    assert checks["good: job"]["state"] == checks["good: GPUs"]["state"] == "ok"
+    assert checks["gone: job"]["state"] == "failed"
+    assert "job" not in checks
+    one = cli("doctor", "--run", "--set", "environment=gone", "--json", timeout=300)
+    assert "/nowhere/bin/python" in one.stdout and one.returncode == 1
+    backend.wait_empty(15)
+
+
+@pytest.mark.stub
+def test_a_job_has_the_account_and_variables_of_its_user(cli: Cli) -> None:
+    folder = cli.home / ".config" / "gpujobs"
+    folder.mkdir(parents=True, mode=0o700)
+    path = folder / "defaults.yaml"
+    path.write_text(
+        text_of({"account": "of-file", "environment": "good", "env": {"OF_USER": "mine"}})
+    )
+    for place in (path, folder, folder.parent):
+        if cli.user:
+            shutil.chown(place, cli.user)
+    profile = {"gpus": 1, "run": ["bash", "-c", "echo $OF_USER $OF_ENVIRONMENT $SLURM_JOB_ACCOUNT"]}
+    cluster = cli.submit(profile, "--wait")
+    assert cli("logs", cluster).stdout.split()[0] == "mine"
+    change_site(cli, environments=environments(cli))
+    cli.env["GPUJOBS_ACCOUNT"] = "of-variable"
+    shown = cli("plan", str(cli.work / "p.yaml"), "--verbose").stdout
+    assert 'account: "of-variable"  # $GPUJOBS_ACCOUNT' in shown
+    assert f'OF_USER: "mine"  # {path}:' in shown
+    cluster = cli.submit(profile, "--wait")
+    assert cli("logs", cluster).stdout.split()[:2] == ["mine", "good"]
+    assert "#SBATCH --account=of-variable" in cli("render", str(cli.work / "p.yaml")).stdout
+    if cli.user:
+        shutil.chown(path, "daemon")
+        refused = cli("submit", str(cli.work / "p.yaml"))
+        assert (
+            refused.returncode == 2
+            and f"{path} is not used: {path} belongs to user daemon" in refused.stderr
+        )
