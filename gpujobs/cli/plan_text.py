@@ -336,7 +336,9 @@ def _run_text(plan: Plan) -> str:
     command = shlex.join(plan.profile.run)
     wanted = "the first worker" if plan.start_workers == 1 else f"{plan.start_workers} workers"
     wanted += "".join(f", {number} of group {name}" for name, number in plan.start_groups.items())
-    return f"{command} (in {plan.workdir}, starts with {wanted})"
+    launcher = next((jobs.run_launcher[0] for jobs in plan.all_jobs if jobs.run_launcher), "")
+    through = f" through {launcher}" if launcher else ""
+    return f"{command} (in {plan.workdir}, starts{through} with {wanted})"
 
 
 def _ends_text(plan: Plan) -> str:

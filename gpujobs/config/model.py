@@ -70,7 +70,8 @@ class Place:
         """Return ``cause`` as an error at this place."""
         if isinstance(cause, ValueErrorInside) and cause.loc:
             place = replace(self, loc=(*self.loc, *cause.loc))
-            return place.error(ValueError(str(cause)))
+            found = cause.__cause__  # it may know its place in the text
+            return place.error(found if isinstance(found, ValueError) else ValueError(str(cause)))
         message = str(cause)
         separator = " " if message.startswith(_STARTS_AS_VERB) else ": "
         position = self.document.position(self.loc)

@@ -403,7 +403,9 @@ class Group(model.Model):
         model.SIZE,
         "host memory of one job, divided among its workers; default: the GPUs' share of the node",
     )
-    gpu_type: str | None = model.optional(model.WORD, "GPU type, as the site names it")
+    gpu_type: str | None = model.optional(
+        model.WORD, "GPU type, as the site names it; any: also where the queue has a default"
+    )
     queue: tuple[str, ...] = model.optional(
         model.Items(model.WORD, split=fields.one_or_several, one_too=True),
         "queue entry of the site, or a list; auto: the first that fits",

@@ -33,7 +33,11 @@ from .model import (
     optional,
     required,
 )
-from .profile import LAYOUT, RUNTIME, Environment, Layout, Runtime, Software
+from .profile import LAYOUT, Environment, Layout
+from .sitesoftware import Containers, NamedEnvironment, SiteEnvironment, overridden
+
+ANY_TYPE = "any"
+"""`gpu_type` of profiles for GPUs of any type."""
 
 
 # -- the queues of a site file ---------------------------------------------------------------------
@@ -99,11 +103,17 @@ class SiteNetwork(Model):
             raise ValueError("has `encryption: required`, but ucxx has no encryption")
 
 
+_PART_OF_A_LINE = r"[A-Za-z0-9_./-]+"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option(Model):
     """A directive of the site with a value that a profile may choose."""
 
-    directive: str = required(kinds.OPTION_DIRECTIVE, "with {NAME}, the name of the option")
+    directive: str | None = optional(
+        kinds.OPTION_DIRECTIVE,
+        "with {NAME}, the name of the option; if left out, `request` or another line has {NAME}",
+    )
     default: str | None = optional(
         kinds.OPTION_DEFAULT,
         "value for profiles without one; if left out, they have no directive",
@@ -124,29 +134,22 @@ class Option(Model):
         if self.separator and self.default is None:
             raise ValueError("needs `default` with `separator`: values are added to it")
 
+        if not self.directive and self.default is None and not self.required:
+            message = "needs `default` or `required: true` without `directive`"
+            raise ValueError(f"{message}: the line with it cannot be left out")
+
+    def matches(self, value: str) -> bool:
+        """Return whether a profile may choose ``value``.
+
+        In a line of the site, without a pattern, it is one word: "," and ":" begin other resources.
+        """
+        if not self.directive and "pattern" not in self.given:
+            return matches(_PART_OF_A_LINE, value)
+        return matches(self.pattern, value)
+
     def extends_default(self, value: str) -> bool:
         """Return whether the profile's ``value`` is added to the default."""
         return self.separator is not None and value.startswith(self.separator)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedEnvironment(Software):
-    """An environment of the site that profiles name."""
-
-    description: str | None = optional(TEXT, "for `gpujobs sites environments`")
-    gpu: str | None = optional(
-        kinds.CUDA_VERSION,
-        "CUDA version that it needs, which the driver of the nodes must support: 13 or 12.9",
-    )
-
-    def with_own(self, own: Environment) -> Environment:
-        """Return this environment with the keys that a profile adds."""
-        return replace(
-            own,
-            setup=self.setup + own.setup,
-            python=own.python or self.python,
-            container=own.container or self.container,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,11 +195,11 @@ class _OfSiteOrQueue(Model):
     def check(self) -> None:
         """Check directives and defaults of the options."""
         for name, option in self.options.items():
-            if f"{{{name}}}" not in option.directive:
+            if option.directive and f"{{{name}}}" not in option.directive:
                 message = f"must have {{{name}}}, which is replaced by the value of the option"
                 raise ValueErrorInside(message, "options", name, "directive")
             default = option.default
-            if default and not placeholders.names(default) and not matches(option.pattern, default):
+            if default and not placeholders.names(default) and not option.matches(default):
                 message = f"{default!r} does not match the option's pattern {option.pattern}"
                 raise ValueErrorInside(message, "options", name, "default")
 
@@ -220,6 +223,11 @@ class Queue(_OfSiteOrQueue):
         Table(WORD, WORD),
         "several types: what a profile writes → the batch scheduler's name; none: any type",
         default={},
+    )
+    gpu_vendor: Literal["nvidia", "amd", "intel"] = optional(
+        choice("nvidia", "amd", "intel"),
+        "maker of the GPUs; with amd and intel, the queue takes CPU workers only",
+        default="nvidia",
     )
     gpu_memory: int | None = optional(
         SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
@@ -278,6 +286,15 @@ class Queue(_OfSiteOrQueue):
         kinds.WORKERS_LAUNCHER, "overrides the site's; []: none"
     )
     node_launcher: tuple[str, ...] | None = optional(kinds.NODE_LAUNCHER, "overrides the site's")
+    run_launcher: tuple[str, ...] | None = optional(
+        kinds.WORKERS_LAUNCHER, "overrides the site's; []: none"
+    )
+    containers: Containers | None = optional(
+        Section(Containers), "overrides the keys of the site's that it has; images are added"
+    )
+    environment: SiteEnvironment | None = optional(
+        Section(SiteEnvironment), "overrides the keys of the site's that it has"
+    )
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
     )
@@ -322,6 +339,11 @@ class Queue(_OfSiteOrQueue):
         return min(filter(None, limits), default=None)
 
     @property
+    def worker_gpus(self) -> int:
+        """GPUs of a node that GPU workers can have."""
+        return (self.gpus_per_node or 0) if self.gpu_vendor == "nvidia" else 0
+
+    @property
     def named_types(self) -> dict[str, str]:
         """GPU types that a profile may name, and the batch scheduler's names of them."""
         if self.gpu_type and not self.gpu_types:
@@ -330,46 +352,14 @@ class Queue(_OfSiteOrQueue):
 
     def type_name(self, wanted: str | None) -> str | None:
         """Return the batch scheduler's name of the GPU type of a job; None: any type."""
+        if wanted == ANY_TYPE and self.gpu_types:
+            return self.gpu_types.get(ANY_TYPE)
+        if wanted == ANY_TYPE:
+            wanted = None  # all GPUs are of one
         return self.named_types.get(wanted or self.gpu_type or "")
 
 
 # -- the site file ---------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class SiteEnvironment(Model):
-    """An environment of the site that its jobs copy to their nodes."""
-
-    staging: str | None = optional(
-        kinds.FOLDER,
-        "tarball with bin/python that is unpacked once on each node; jobs use its Python",
-    )
-    staging_folder: str | None = optional(
-        kinds.FOLDER, "node-local folder that outlives jobs; default: the site's scratch"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Containers(Model):
-    """How jobs run in containers."""
-
-    runtime: Runtime | None = optional(RUNTIME, "for profiles that name none")
-    images: dict[str, str] = optional(
-        Table(WORD, kinds.IMAGE), "name → path or address of an image", default={}
-    )
-    binds: tuple[str, ...] = optional(
-        Items(kinds.BIND, extendable=True),
-        "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER",
-        default=(),
-    )
-    args: tuple[str, ...] = optional(
-        ARGV, "arguments of this runtime, before the profile's", default=()
-    )
-
-    def check(self) -> None:
-        """Check that the arguments have a runtime."""
-        if self.args and not self.runtime:
-            raise ValueError("needs `runtime` with `args`: they are those of one runtime")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Site(_OfSiteOrQueue):
     """A site file. The site's name is the file's stem."""
@@ -426,6 +416,11 @@ class Site(_OfSiteOrQueue):
     node_launcher: tuple[str, ...] = optional(
         kinds.NODE_LAUNCHER,
         "starts a process on each node of a job (`layout: allocation`); with {node}, on one",
+        default=(),
+    )
+    run_launcher: tuple[str, ...] = optional(
+        kinds.WORKERS_LAUNCHER,
+        "starts `run` on a compute node where another launcher starts the workers, such as jsrun",
         default=(),
     )
     containers: Containers = optional(
@@ -490,6 +485,25 @@ class Site(_OfSiteOrQueue):
             raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
         for place, section in self.sections():
             self._check_account(section.account, *place)
+        self._check_lines()
+
+    def _check_lines(self) -> None:
+        """Check that names of options in lines exist, and that options without a line have one."""
+        options = {name for _, section in self.sections() for name in section.options}
+        used: set[str] = set()
+        for place, section in self.sections():
+            for key in _LINES:
+                for number, line in enumerate(getattr(section, key) or ()):
+                    used.update(placeholders.names(line))
+                    try:
+                        placeholders.check_options(line, options)
+                    except ValueError as error:
+                        raise ValueErrorInside(str(error), *place, key, number) from error
+        for place, section in self.sections():
+            for name, option in section.options.items():
+                if not option.directive and name not in used:
+                    message = f"needs `directive`: no line of the site has {{{name}}}"
+                    raise ValueErrorInside(message, *place, "options", name)
 
     def sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
         """Yield the site and its queues, which may have the same keys, and their places."""
@@ -522,16 +536,14 @@ class Site(_OfSiteOrQueue):
         for name in ("submit_arguments", "layouts"):
             if name in own.given:
                 given[name] = getattr(own, name)
-        network = self.network
-        if own.network is not None:
-            of_queue = {name: getattr(own.network, name) for name in own.network.given}
-            network = replace(network, **of_queue, given=network.given | own.network.given)
         return replace(
             self,
             **given,
             options={**self.options, **own.options},
             environments={**self.environments, **own.environments},
-            network=network,
+            network=overridden(self.network, own.network),
+            containers=self.containers.with_own(own.containers),
+            environment=overridden(self.environment, own.environment),
         )
 
     @property
@@ -564,9 +576,11 @@ class Site(_OfSiteOrQueue):
         return self.queues[key].name or key
 
 
+_LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
+"""Keys with lines for the batch scheduler."""
 _OVERRIDDEN = (
     "request", "cpu_request", "multi_node_request", "directives", "account", "visible_devices",
-    "setup", "scratch", "mpi", "workers_launcher", "node_launcher",
+    "setup", "scratch", "mpi", "workers_launcher", "node_launcher", "run_launcher",
 )  # fmt: skip
 """Keys whose value in a queue replaces that of the site, also an empty one.
 

@@ -362,7 +362,8 @@ class Comparison:
                 for number, line in enumerate(getattr(holder, name) or ()):
                     yield (*place, name, number), line
             for name, option in holder.options.items():
-                yield (*place, "options", name, "directive"), option.directive
+                if option.directive:
+                    yield (*place, "options", name, "directive"), option.directive
             if holder.account and holder.account.directive:
                 yield (*place, "account", "directive"), holder.account.directive
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..config.site import NamedEnvironment, Queue
+from ..config.site import Queue
+from ..config.sitesoftware import NamedEnvironment
 from ..config.spec import ClusterSpec
 from ..injob.gpus import supports
 from ..text import did_you_mean

@@ -127,6 +127,7 @@ class GroupPlanner:
             container=container,
             staging=staging,
             launcher=writer.launcher(container),
+            run_launcher=writer.run_launcher(container),
             submit_arguments=writer.submit_arguments(),
             account=writer.account,
             cuda=self._cuda(diagnostics),
@@ -201,5 +202,5 @@ def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
 
 def _queue_without_gpus(site: Site) -> str | None:
     return next(
-        (key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto), None
+        (key for key, queue in site.queues.items() if not queue.worker_gpus and queue.auto), None
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.site import ANY_TYPE, Queue
 from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
 from ..text import plural
@@ -168,7 +168,7 @@ class QueueChooser:
             if self.smallest:
                 gpus = smallest_job(queue, spec.profile.workers.gpus_per_worker)
             return fit.gpu_shape(gpus)
-        if "auto" in spec.profile.queue and queue.gpus_per_node and not self.machine:
+        if "auto" in spec.profile.queue and queue.worker_gpus and not self.machine:
             message = "it has GPUs, which CPU workers would not use"
             hint = f"`queue: {spec.queue_key}` runs CPU workers there anyway"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
@@ -274,7 +274,8 @@ def _missing_gpu_notes(queue: Queue, shape: JobShape) -> Iterator[str]:
 def _type_notes(spec: ClusterSpec, queue: Queue, shape: JobShape) -> Iterator[str]:
     """Note that the GPUs of the jobs may differ."""
     any_type = queue.type_name(spec.profile.gpu_type) is None
-    if shape.gpus and any_type and len(queue.gpu_types) > 1:
+    chosen = spec.profile.gpu_type == ANY_TYPE
+    if shape.gpus and any_type and not chosen and len(queue.gpu_types) > 1:
         yield (
             f"jobs in queue {spec.queue_key} get GPUs of any type: {', '.join(queue.gpu_types)}; "
             "`gpu_type` chooses one"

@@ -117,7 +117,7 @@ class _QueueTrials:
     @property
     def gpus(self) -> int:
         """GPUs of a node."""
-        return self.queue.gpus_per_node or 0
+        return self.queue.worker_gpus
 
     def trials(self) -> Iterator[Trial]:
         """Yield one trial for each shape."""
@@ -126,7 +126,7 @@ class _QueueTrials:
         shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
         for shape, keys in shapes:
             yield self.trial(shape, keys)
-        if len(self.queue.gpu_types) > 1:
+        if self.gpus and len(self.queue.gpu_types) > 1:
             for name in self.queue.gpu_types:
                 yield self.trial(f"GPU type {name}", {**smallest, "gpu_type": name})
         yield from self._options(smallest)
@@ -171,7 +171,7 @@ class _QueueTrials:
             yield "CPU", {"gpus": 0}
 
     def _head(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
-        without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
+        without_gpus = (key for key, queue in self.site.queues.items() if not queue.worker_gpus)
         key = next(without_gpus, self.key if self._takes_cpu_jobs() else None)
         if key is None or smallest.get("layout") == "mpi" or not self._allows_jobs(2):
             return
@@ -244,7 +244,7 @@ def _layouts(site: Site, key: str) -> tuple[str, ...]:
 def _smallest(site: Site, key: str) -> dict[str, object]:
     """Return the keys of the smallest profile for a queue."""
     queue = site.queues[key]
-    per_node = queue.gpus_per_node or 0
+    per_node = queue.worker_gpus
     if not per_node:
         return {"gpus": 0}
     gpus = smallest_job(queue)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..conftest import fresh_folder, make_cli, nothing_left, unavailable
+from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
 from ..support.on_slurm import backend  # noqa: F401
@@ -109,3 +112,88 @@ def test_a_job_has_the_account_and_variables_of_its_user(cli: Cli) -> None:
             refused.returncode == 2
             and f"{path} is not used: {path} belongs to user daemon" in refused.stderr
         )
+
+
+@pytest.mark.stub
+def test_run_of_an_allocation_starts_on_another_node_through_the_launcher(cli: Cli) -> None:
+    words = [
+        "srun",
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        "--relative=1",
+        "--cpu-bind=none",
+        "--gres=none",
+    ]
+    change_site(cli, run_launcher=words)
+    code = "import os; print(os.environ['SLURMD_NODENAME'], os.environ['SLURM_STEP_NODELIST'])"
+    profile = {"gpus": 8, "layout": "allocation", "run": ["python", "-c", code]}
+    cluster = cli.submit(profile, "--wait")
+    first = cli.status(cluster)["jobs"][0]["node"]
+    node, step = cli("logs", cluster).stdout.split()
+    assert node == step != first
+    assert "starts through srun with" in cli("plan", str(cli.work / "p.yaml")).stdout
+
+
+@pytest.mark.stub
+def test_cpu_workers_on_nodes_of_amd_see_one_list_of_gpus(cli: Cli) -> None:
+    queues = {"main": {**cli.site["queues"]["main"], "gpu_vendor": "amd"}}
+    setup = f"{cli.site['setup']}\nexport ROCR_VISIBLE_DEVICES=2,3 CUDA_VISIBLE_DEVICES=2,3\n"
+    change_site(cli, queues=queues, setup=setup)
+    run = ["bash", "-c", "echo $ROCR_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-unset}"]
+    cluster = cli.submit({"gpus": 0, "workers": {"count": 1}, "run": run}, "--wait")
+    assert cli("logs", cluster).stdout == "2,3 unset\n"
+    refused = cli("submit", str(cli.write("p.yaml", {"gpus": 1, "run": run})))
+    assert refused.returncode == 2
+    assert (
+        "its GPUs are of AMD: GPU workers need NVIDIA GPUs; CPU workers need none" in refused.stderr
+    )
+
+
+@pytest.fixture(scope="module")
+def with_disks(shared_folder: Path) -> Iterator[SlurmBackend]:
+    """A real Slurm of one node, with 100 units of a generic resource beside its GPUs."""
+    if why := slurm_support.missing():
+        unavailable("slurm", why)
+    folder = fresh_folder(shared_folder, "disks")
+    slurm = slurm_support.PrivateSlurm(folder / "slurm", nodes=1, counted={"lscratch": 100})
+    with slurm.running() as running:
+        yield SlurmBackend(running)
+
+
+@pytest.mark.stub
+def test_slurm_grants_the_other_resources_of_a_site(with_disks: SlurmBackend, home: Path) -> None:
+    cli = make_cli(with_disks, home, "ordinary", stub=True)
+    main = {**cli.site["queues"]["main"], "resources": {"lscratch": 100}}
+    lines = [
+        "--partition={queue}",
+        "--nodes={nodes}",
+        "--cpus-per-task={cpus_per_node}",
+        "--nice={nice}",
+    ]
+    share = "--gres=gpu:{gpus_per_node},lscratch:{lscratch_per_node}"
+    chosen = "--gres=gpu:{gpus_per_node},lscratch:{lscratch}"
+    options: dict[str, Any] = {"nice": {"default": "5"}}
+    show = ["bash", "-c", "scontrol show job $SLURM_JOB_ID --oneliner"]
+    for line, more, wanted, number in (
+        (share, {}, {}, "50"),
+        (chosen, {"lscratch": {"default": "10"}}, {"options": {"lscratch": 7, "nice": 8}}, "7"),
+    ):
+        change_site(cli, queues={"main": main}, request=[*lines, line], options={**options, **more})
+        cluster = cli.submit({"gpus": 2, "run": show, **wanted}, "--wait")
+        job = cli("logs", cluster).stdout
+        assert f"lscratch:{number}" in job and "gpu:2" in job, job
+        assert f"Nice={8 if wanted else 5} " in job
+    many = cli(
+        "submit", str(cli.write("p.yaml", {"gpus": 2, "run": show, "options": {"lscratch": 101}}))
+    )
+    assert (
+        many.returncode != 0
+        and "lscratch:101" in many.stderr + cli("render", str(cli.work / "p.yaml")).stdout
+    )
+    evil = cli(
+        "submit",
+        str(cli.write("p.yaml", {"gpus": 2, "run": show, "options": {"lscratch": "1,gpu:4"}})),
+    )
+    assert evil.returncode == 2 and "does not match the site's pattern" in evil.stderr
+    nothing_left(with_disks)
