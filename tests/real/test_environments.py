@@ -122,7 +122,6 @@ def test_run_of_an_allocation_starts_on_another_node_through_the_launcher(cli: C
         "--nodes=1",
         "--ntasks=1",
         "--relative=1",
-        "--cpu-bind=none",
         "--gres=none",
     ]
     change_site(cli, run_launcher=words)
@@ -130,7 +129,9 @@ def test_run_of_an_allocation_starts_on_another_node_through_the_launcher(cli: C
     profile = {"gpus": 8, "layout": "allocation", "run": ["python", "-c", code]}
     cluster = cli.submit(profile, "--wait")
     first = cli.status(cluster)["jobs"][0]["node"]
-    node, step = cli("logs", cluster).stdout.split()
+    output = cli("logs", cluster).stdout
+    assert output.count("\n") == 1, output
+    node, step = output.split()
     assert node == step != first
     assert "starts through srun with" in cli("plan", str(cli.work / "p.yaml")).stdout
 

@@ -269,3 +269,26 @@ def test_cpu_workers_run_on_nodes_with_gpus_of_other_makers(tmp_path: Path) -> N
         planned(tmp_path, {"gpus": 4}, queues={"amd": AMD, "gpu": QUEUE}).groups[0].queue_key
         == "gpu"
     )
+
+
+@each(
+    ("directives", "lines"),
+    [
+        (["--gres=lscratch:100"], "--gres=gpu:2,lscratch:100"),
+        (["--gres lscratch:100", "--gres=gres/nic"], "--gres=gpu:2,lscratch:100,gres/nic"),
+        (["--gres=lscratch:1", "--gres=lscratch:2"], "gres/lscratch is written by another line"),
+        (["--gres=gpu:8,lscratch:1"], "gres is written by gpujobs"),
+        (["--gres=shard:8"], "gres is written by gpujobs"),
+        (["--gres=none"], "gres is written by gpujobs"),
+        (["--gres=lscratch:1 --gres=gpu:8"], "gres is written by gpujobs"),
+    ],
+)
+def test_other_resources_of_a_profile_are_added_to_the_gpus(
+    directives: list[str], lines: str, tmp_path: Path
+) -> None:
+    profile: dict[str, object] = {"gpus": 2, "directives": directives}
+    if lines.startswith("--"):
+        found = planned(tmp_path, profile).groups[0].lines
+        assert [line for line in found if line.startswith("--gres")] == [lines]
+    else:
+        assert lines in problem(tmp_path, profile)
