@@ -164,15 +164,19 @@ def _with_names(document: Document) -> Document:
 
 
 def _default_environment(document: Document, defaults: Document) -> Document:
-    """Return the defaults of a profile, without an environment by name if it chooses software.
+    """Return the defaults of a profile without their environment, if it chooses another one.
 
-    To add to an environment of the site, it names it.
+    A name replaces all of it, a Python or a container of its own only the name.
     """
     own = _with_names(document).section("environment").value
     defaults = _with_names(defaults)
-    if "name" in own or not {"python", "container"} & set(own):
-        return defaults
-    environment = defaults.section("environment").without("name")
+    environment = defaults.section("environment")
+    if own.get("name"):
+        environment = Document({})
+    elif "name" not in own and {"python", "container"} & set(own):
+        environment = environment.without("name")
+    if not environment.items:
+        return defaults.without("environment")
     return defaults.having({**defaults.items, "environment": environment})
 
 

@@ -82,6 +82,9 @@ def test_an_environment_that_the_site_does_not_have_is_left_out(home: Path) -> N
     assert spec(home, {**SITE, "environments": {}}).profile.environment.name is None
     write(home, environment={"python": "/mine"})
     assert spec(home, {**SITE, "environments": {}}).profile.environment.python == "/mine"
+    write(home, environment={"python": "/mine", "setup": "source mine"})
+    named = spec(home, environment="old").profile.environment
+    assert (named.name, named.python, named.setup) == ("old", None, "")
 
 
 def test_an_account_is_not_passed_to_a_site_without_accounts(
