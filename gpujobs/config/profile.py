@@ -356,7 +356,7 @@ class Environment(Software):
 
     name: str | None = model.optional(
         _ENVIRONMENT_NAME,
-        "one of the site's `environments`; its setup comes first, the other keys here override its",
+        "one of the site's `environments`: its setup comes first, python and container replace its",
     )
 
 

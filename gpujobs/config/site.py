@@ -248,7 +248,8 @@ class Queue(_OfSiteOrQueue):
     )
     resources: dict[str, int] = optional(
         kinds.RESOURCES,
-        "name → amount of a node; {NAME_per_node:GB} is the part of a job",
+        "name → amount of a node, a size or a number: {NAME_per_node:GB}, or {NAME_per_node}, is "
+        "the part of a job",
         default={},
     )
     nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
@@ -486,24 +487,32 @@ class Site(_OfSiteOrQueue):
         for place, section in self.sections():
             self._check_account(section.account, *place)
         self._check_lines()
+        self._check_uses()
 
     def _check_lines(self) -> None:
-        """Check that names of options in lines exist, and that options without a line have one."""
+        """Check that the names of options in lines exist."""
         options = {name for _, section in self.sections() for name in section.options}
-        used: set[str] = set()
-        for place, section in self.sections():
-            for key in _LINES:
-                for number, line in enumerate(getattr(section, key) or ()):
-                    used.update(placeholders.names(line))
-                    try:
-                        placeholders.check_options(line, options)
-                    except ValueError as error:
-                        raise ValueErrorInside(str(error), *place, key, number) from error
+        for place, line in self._lines():
+            try:
+                placeholders.check_options(line, options)
+            except ValueError as error:
+                raise ValueErrorInside(str(error), *place) from error
+
+    def _check_uses(self) -> None:
+        """Check that a line has each option without a directive of its own."""
+        used = {name for _, line in self._lines() for name in placeholders.names(line)}
         for place, section in self.sections():
             for name, option in section.options.items():
                 if not option.directive and name not in used:
                     message = f"needs `directive`: no line of the site has {{{name}}}"
                     raise ValueErrorInside(message, *place, "options", name)
+
+    def _lines(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield the lines for the batch scheduler of the site and its queues, and their places."""
+        for place, section in self.sections():
+            for key in _LINES:
+                for number, line in enumerate(getattr(section, key) or ()):
+                    yield (*place, key, number), line
 
     def sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
         """Yield the site and its queues, which may have the same keys, and their places."""

@@ -123,13 +123,10 @@ def make_spec(
     Below the profile are the defaults of the user, unless not ``of_user``, then those of the site.
     """
     site_file = site if isinstance(site, SiteFile) else choose_site(document, site, base)
-    defaults = site_file.document.section("defaults")
-    if document.value.get("groups"):  # each of which has its own number
-        defaults = defaults.without("gpus")
-    if document.value.get("run"):  # which ends the cluster
-        defaults = defaults.without("idle_timeout", "client_timeout")
-    own = user_defaults(site_file.site) if of_user else Document({})
-    document = laid_over(document, _default_environment(document, own))
+    if of_user:
+        own = user_defaults(site_file.site)
+        document = laid_over(document, _default_environment(document, own))
+    defaults = _site_defaults(site_file, document)
     whole = laid_over(document, _default_environment(document, defaults))
     profile = build(Profile, whole)
     return ClusterSpec(
@@ -140,6 +137,16 @@ def make_spec(
         workdir=_workdir(profile.workdir or ""),
         from_site=given_names(defaults) - given_names(document),
     )
+
+
+def _site_defaults(site_file: SiteFile, document: Document) -> Document:
+    """Return the site's defaults that the profile ``document`` may have."""
+    defaults = site_file.document.section("defaults")
+    if document.value.get("groups"):  # each of which has its own number
+        defaults = defaults.without("gpus")
+    if document.value.get("run"):  # which ends the cluster
+        defaults = defaults.without("idle_timeout", "client_timeout")
+    return defaults
 
 
 def laid_over(upper: Document, lower: Document) -> Document:

@@ -44,6 +44,14 @@ def test_a_job_has_the_environment_that_its_profile_names(cli: Cli) -> None:
         {"gpus": 1, "environment": "good", "run": printing("OF_ENVIRONMENT")}, "--wait"
     )
     assert cli("logs", cluster).stdout == "good\n"
+    own = {"good": {"setup": "export OF_ENVIRONMENT=short", "python": cli.python}}
+    short = {**cli.site["queues"]["short"], "environments": own}
+    change_site(cli, queues={**cli.site["queues"], "short": short})
+    cluster = cli.submit(
+        {"gpus": 1, "queue": "short", "environment": "good", "run": printing("OF_ENVIRONMENT")},
+        "--wait",
+    )
+    assert cli("logs", cluster).stdout == "short\n"
     listed = cli("sites", "environments")
     assert listed.stdout.splitlines()[1].split() == ["good", "13", cli.python, "works"]
 

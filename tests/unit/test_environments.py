@@ -15,6 +15,7 @@ from gpujobs.config.spec import ClusterSpec, make_spec
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.doctor.sitereport import check_offline
 from gpujobs.errors import InputError
+from gpujobs.injob.gpus import supports
 from gpujobs.planning.plan import Plan, make_plan
 
 from ..support import each as support_each
@@ -319,3 +320,32 @@ def test_a_file_extends_single_environments(tmp_path: Path) -> None:
     own = {"extends": "./s.yaml", "environments": {"mine": {"python": "/m"}}}
     (tmp_path / "own.yaml").write_text(text_of(own))
     assert [*load_site(str(tmp_path / "own.yaml")).site.environments] == [*ENVIRONMENTS, "mine"]
+
+
+def test_each_process_that_starts_workers_looks_at_the_driver(tmp_path: Path) -> None:
+    for layout, more, number in (
+        ("workers", {}, 1),
+        ("allocation", {}, 2),
+        ("mpi", {}, 2),
+        ("mpi", {"run_on": "ranks", "run": ["p.py"]}, 2),
+    ):
+        profile = {"environment": "rapids", "queue": "any", "gpus": 8, "layout": layout, **more}
+        made = spec(tmp_path, profile)
+        script = scripts_of(made, make_plan(made, python="python"), "svd-0000")[0].text
+        assert script.count("--cuda=13") == number, layout
+
+
+@each(
+    ("driver", "needed", "enough"),
+    {
+        "same": ("13.0", "13", True),
+        "newer major": ("13.0", "12.9", True),
+        "older minor, none asked": ("12.2", "12", True),
+        "older minor": ("12.2", "12.9", False),
+        "unknown minor": ("12", "12.9", False),
+        "older major": ("12.9", "13", False),
+        "two digits": ("12.10", "12.9", True),
+    },
+)
+def test_versions_are_compared_as_numbers(driver: str, needed: str, enough: bool) -> None:
+    assert supports(driver, needed) is enough

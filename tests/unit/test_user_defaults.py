@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.plan_text import origins_text
+from gpujobs.clusters.remote import Request
 from gpujobs.config.document import Document
 from gpujobs.config.spec import ClusterSpec, make_spec
 from gpujobs.doctor.sitereport import check_offline
@@ -139,3 +140,12 @@ def test_a_link_that_leads_nowhere_is_reported(home: Path) -> None:
     (home / "config" / "gpujobs" / "defaults.yaml").symlink_to("nowhere")
     with pytest.raises(InputError, match=r"defaults\.yaml is not used: No such file"):
         spec(home)
+
+
+def test_the_account_goes_to_a_login_node_the_file_does_not(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(home, account="of_file")
+    assert Request(["status"]).env == {}
+    monkeypatch.setenv("GPUJOBS_ACCOUNT", "p1")
+    assert (Request(["status"]).env, Request(["status"]).files) == ({"GPUJOBS_ACCOUNT": "p1"}, {})
