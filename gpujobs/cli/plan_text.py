@@ -107,6 +107,7 @@ def plan_text(plan: Plan, cluster_id: str, columns: int | None = None) -> str:
         *(row for group in plan.groups for row in _group_rows(plan, group, cluster_id)),
         ("dask scheduler", _head_text(plan)),
         ("network", _transport_text(plan)),
+        *_software_rows("environment", plan, lambda jobs: jobs.profile.environment.name or ""),
         *_software_rows("container", plan, lambda jobs: str(jobs.container or "")),
         *_software_rows("python", plan, lambda jobs: jobs.python),
         ("run", _run_text(plan)),
@@ -147,6 +148,7 @@ def plan_json(plan: Plan, cluster_id: str) -> dict[str, object]:
         "protocols": list(plan.transport.protocols),
         "encrypted": plan.transport.encrypted,
         "interface": plan.transport.interface,
+        "environment": plan.groups[0].profile.environment.name,
         "container": _container_json(plan.groups[0].container),
         "python": plan.groups[0].python,
         "run": list(plan.profile.run),
@@ -183,6 +185,7 @@ def _group_json(plan: Plan, group: JobGroup, cluster_id: str) -> dict[str, objec
         "worker_threads": shape.worker_threads,
         "worker_memory": shape.worker_memory,
         **_worker_kind_json(group),
+        "environment": group.profile.environment.name,
         "container": _container_json(group.container),
         "python": group.python,
         "start_workers": plan.start_groups.get(group.group),
@@ -333,7 +336,9 @@ def _run_text(plan: Plan) -> str:
     command = shlex.join(plan.profile.run)
     wanted = "the first worker" if plan.start_workers == 1 else f"{plan.start_workers} workers"
     wanted += "".join(f", {number} of group {name}" for name, number in plan.start_groups.items())
-    return f"{command} (in {plan.workdir}, starts with {wanted})"
+    launcher = next((jobs.run_launcher[0] for jobs in plan.all_jobs if jobs.run_launcher), "")
+    through = f" through {launcher}" if launcher else ""
+    return f"{command} (in {plan.workdir}, starts{through} with {wanted})"
 
 
 def _ends_text(plan: Plan) -> str:

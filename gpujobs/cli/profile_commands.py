@@ -151,7 +151,7 @@ def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bo
         base, name, profile = path.parent, spec.default_name(path.stem), read(path)
     if command:
         settings = settings.over(Document({"run": command}, source="the command"))
-    own = settings.over(profile)
+    own = spec.laid_over(settings, profile)
     if not own.value.get("run"):
         raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
     found, devices, note = here.cluster_here(own, site=site, base=base, name=name)

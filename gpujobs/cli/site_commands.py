@@ -20,6 +20,7 @@ from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
     from ..config.document import Document
+    from ..config.spec import ClusterSpec
     from ..doctor.checks import Check
     from ..doctor.sitereport import SiteReport
 
@@ -65,7 +66,11 @@ EXIT_FINDINGS = 1
 @click.command("check")
 @click.argument("site", shell_complete=options.complete_sites)
 @options.flag("--live", "with_live", help="Also compare with the batch scheduler of this host.")
-@options.flag("--run", "with_job", help="Also submit a small job, as `doctor` does.")
+@options.flag(
+    "--run",
+    "with_job",
+    help="Also submit a small job, as `doctor` does; one for each of the site's environments.",
+)
 @options.settings_option
 @options.json_option
 def check_site(
@@ -114,7 +119,61 @@ def _job_checks(report: SiteReport, settings: Document) -> Sequence[Check]:
         return [warning("job", "not run, because there are findings")]
     from ..doctor import trial
 
-    return trial.check_job(report.site_file, settings, options.open_ledger())
+    return trial.check_jobs(report.site_file, settings, options.open_ledger())
+
+
+# -- sites environments ----------------------------------------------------------------------------
+@click.command("environments")
+@click.argument("site", required=False, shell_complete=options.complete_sites)
+@options.json_option
+def list_environments(site: str | None, as_json: bool) -> None:
+    """List the environments of a site, which profiles name as `environment: NAME`.
+
+    SITE is by default that of this host. `gpujobs doctor --run --set environment=NAME` tries one.
+    """
+    from ..config import document, spec
+
+    loaded = spec.make_spec(document.Document({}), site=site)
+    listed = environments_json(loaded)
+    rows = {"version": 1, "site": loaded.site.name, "environments": listed}
+    show(as_json, lambda: rows, lambda: environments_table(listed, columns()))
+    if not listed:
+        progress.write(f"site {loaded.site.name} names no environments")
+
+
+def environments_json(spec: ClusterSpec) -> list[dict[str, object]]:
+    """Return the environments of the site, and those that only queues of it have."""
+    site, default = spec.site.site, spec.profile.environment.name
+    found: list[dict[str, object]] = []
+    for place, section in site.sections():
+        for name, environment in section.environments.items():
+            container = environment.container
+            found.append(
+                {
+                    "name": name,
+                    "description": environment.description,
+                    "default": name == default,
+                    "queue": place[1] if place else None,
+                    "gpu": environment.gpu,
+                    "python": environment.python,
+                    "container": container and container.image,
+                }
+            )
+    return found
+
+
+def environments_table(listed: list[dict[str, object]], columns: int | None) -> str:
+    """Return a row for each environment, "" if there are none; see `table`."""
+    if not listed:
+        return ""
+    rows = []
+    for found in listed:
+        name = f"{found['name']} (default)" if found["default"] else found["name"]
+        software = found["container"] or found["python"]
+        cells = (name, found["queue"], found["gpu"], software, found["description"])
+        rows.append([str(cell or "") for cell in cells])
+    header = ("ENVIRONMENT", "QUEUE", "CUDA", "SOFTWARE", "DESCRIPTION")
+    return table(header, rows, columns, spare=("SOFTWARE", "QUEUE"))
 
 
 @click.command("show")
@@ -279,6 +338,7 @@ def list_sites(words: tuple[str, ...], as_json: bool) -> None:
 
 sites.add_command(check_site)
 sites.add_command(show_site)
+sites.add_command(list_environments)
 sites.add_command(verify_site)
 sites.add_command(init_site)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.document import Document
-from ..config.spec import ClusterSpec, load_spec, make_spec
+from ..config.spec import ClusterSpec, laid_over, load_spec, make_spec
 from ..errors import GpujobsError, JobFailedError
 from . import connect, logs, prepare, scale
 from . import submit as submission
@@ -221,5 +221,5 @@ def _spec(
     if not isinstance(profile, Mapping):
         spec = load_spec(Path(profile), site=site, settings=own)
     else:
-        spec = make_spec(own.over(Document(profile, source="profile")), site=site)
+        spec = make_spec(laid_over(own, Document(profile, source="profile")), site=site)
     return with_order(spec, soonest=soonest)

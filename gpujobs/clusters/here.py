@@ -28,8 +28,8 @@ from ..schedulers.local import INHERIT
 from ..text import plural
 from .freequeues import this_machine
 
-_OF_SITE = ("contact", "containers", "directory", "environment", "mpi", "network", "scratch",
-            "setup", "shell")  # fmt: skip
+_OF_SITE = ("contact", "containers", "directory", "environment", "environments",
+            "environments_only", "mpi", "network", "scratch", "setup", "shell")  # fmt: skip
 """Keys of a site, or a queue, that are not about the submission of jobs."""
 _OF_QUEUE = ("env", "gpu_memory")
 _OF_JOB = ("account", "after", "cpus_per_job", "directives", "gpu_type", "gpus", "gpus_per_job",

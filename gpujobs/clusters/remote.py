@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from ..batch import process, receive, ssh
 from ..config.sitefiles import NoSuchSiteError, SiteFile, data_folder, load_site
 from ..config.trust import text_without_acts
+from ..config.userdefaults import VARIABLE
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.names import LOOPBACK
 from ..injob.network import dask_config
@@ -101,12 +102,18 @@ _FOLDER = "\0"
 """In the words of a request: the folder of its files on the login node."""
 
 
+def _variables() -> dict[str, str]:
+    """Return the variables of the user that count on the login node, too."""
+    account = os.environ.get(VARIABLE)
+    return {VARIABLE: account} if account else {}
+
+
 @dataclass
 class Request:
     """A command for the login node, with the files that it needs."""
 
     argv: list[str]
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=_variables)
     files: dict[str, Path | bytes] = field(default_factory=dict)
     upload: bytes = b""
     place: str = "sent"

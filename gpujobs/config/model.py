@@ -70,7 +70,8 @@ class Place:
         """Return ``cause`` as an error at this place."""
         if isinstance(cause, ValueErrorInside) and cause.loc:
             place = replace(self, loc=(*self.loc, *cause.loc))
-            return place.error(ValueError(str(cause)))
+            found = cause.__cause__  # it may know its place in the text
+            return place.error(found if isinstance(found, ValueError) else ValueError(str(cause)))
         message = str(cause)
         separator = " " if message.startswith(_STARTS_AS_VERB) else ": "
         position = self.document.position(self.loc)
@@ -246,11 +247,11 @@ def matching(
 ANYTHING: Scalar[object] = Scalar(lambda value: value, {})
 TEXT = Scalar(fields.printable, {"type": ["string", "number", "boolean"]})
 """Every plain scalar of a YAML file is text."""
-_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.@:+/%=-]*"
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9_.@:+/%=-]*"
 WORD = matching(
-    _WORD,
+    NAME_PATTERN,
     " is not a valid name (letters, digits and _ . @ : + / % = -)",
-    schema={"type": ["string", "number"], "pattern": f"^{_WORD}$"},
+    schema={"type": ["string", "number"], "pattern": f"^{NAME_PATTERN}$"},
 )
 """A name that is safe on a directive line, where quoting does not protect."""
 VARIABLE = Scalar(fields.variable, {"type": "string", "pattern": f"^{fields.VARIABLE}$"})
@@ -394,8 +395,12 @@ class Section(Kind[M]):
     """A mapping with the keys of a model."""
 
     model: type[M]
+    text_key: str = ""
+    """One text is allowed, too: it is the value of this key."""
 
     def read(self, value: object, place: Place) -> M:
+        if self.text_key and isinstance(value, str):
+            value = {self.text_key: value}
         if not isinstance(value, Mapping):
             name, python = self.model.__name__, place.document.source == PYTHON
             hint = hints.no_mapping(name, str((*place.loc, "")[-2]), value, python=python)
@@ -442,7 +447,8 @@ class Section(Kind[M]):
         if name not in definitions:
             definitions[name] = {}  # ends the recursion if a model contains itself
             definitions[name] = _object_schema(self.model, definitions)
-        return {"$ref": f"#/$defs/{name}"}
+        schema = {"$ref": f"#/$defs/{name}"}
+        return {"anyOf": [{"type": "string"}, schema]} if self.text_key else schema
 
     def key_names(self) -> Iterator[str]:
         return key_names(self.model)

@@ -9,7 +9,7 @@ placeholders of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..text import nearest, number_text
 
@@ -31,6 +31,10 @@ _TOKEN = re.compile(r"\{(?P<name>\w+)(?::(?P<unit>\w+))?\}|[{}]")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _RESOURCE = re.compile(rf"{RESOURCE_NAME}_per_({'|'.join(SCOPES)})")
 _UNIT = re.compile(r"([KMGT])(i?B)?")
+
+
+class Count(int):
+    """An amount of a resource that is a number, not a size in bytes."""
 
 
 class PlaceholderError(ValueError):
@@ -76,20 +80,28 @@ def unit_error(text: str, scheduler: str, default: str) -> str:
     return ""
 
 
-def check(text: str, known: Sequence[str] | None = RESOURCES) -> str:
+def check(text: str, known: Sequence[str] | None = RESOURCES, *, with_options: bool = False) -> str:
     """Return ``text`` if every brace in it belongs to a placeholder of ``known``.
 
     Otherwise raise PlaceholderError. Where all RESOURCES are known, those of queues may be, too.
-    None: every name without a unit is known.
+    None: every name without a unit is known. ``with_options``: names of options may be there,
+    which `check_options` checks.
     """
     for token in _TOKEN.finditer(text):
         name = token["name"] or ""
-        of_queue = known is RESOURCES and token["unit"] and _RESOURCE.fullmatch(name)
-        if known is None or of_queue:
+        of_queue = known is RESOURCES and _is_of_queue(name)
+        if known is None or of_queue or (with_options and _is_of_option(token)):
             _check_token(token, [*RESOURCES, name])
         else:
             _check_token(token, known)
     return text
+
+
+def check_options(text: str, options: Collection[str]) -> None:
+    """Raise PlaceholderError for a name in ``text`` that `check` has left to the site."""
+    for token in _TOKEN.finditer(text):
+        if _is_of_option(token) and token["name"] not in options:
+            _check_token(token, [*RESOURCES, *options])
 
 
 def without(text: str, name: str) -> str:
@@ -120,6 +132,9 @@ def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
             raise LookupError(name)
         if isinstance(value, str):
             return value
+        if _is_of_queue(name) and bool(unit) is isinstance(value, Count):
+            wrong = " is a number without a unit" if unit else f" needs a unit, as in {{{name}:GB}}"
+            raise _error(token, wrong)
         if unit:
             value = int(value) // _UNITS[unit[0]]
             if value == 0:
@@ -136,7 +151,7 @@ def _check_token(token: re.Match[str], known: Sequence[str]) -> None:
         if near := nearest(name or "", known):
             message = f" is not a placeholder; did you mean {_list([near])}? known: {_list(known)}"
         raise _error(token, message)
-    if not unit and _is_size(name):
+    if not unit and _is_size(name) and not _is_of_queue(name):
         raise _error(token, f" needs a unit, as in {{{name}:GB}}")
     if unit and not _is_size(name):
         raise _error(token, " cannot have a unit")
@@ -152,10 +167,21 @@ def _is_memory(name: str) -> bool:
     return name.startswith("memory")
 
 
+def _is_of_queue(name: str) -> bool:
+    """Return whether a name is that of a queue's resource."""
+    known = (*RESOURCES, *LAUNCH, *NODE_LAUNCH)
+    return name not in known and _RESOURCE.fullmatch(name) is not None
+
+
+def _is_of_option(token: re.Match[str]) -> bool:
+    """Return whether a placeholder may be the value of an option of the site."""
+    name = token["name"] or ""
+    known = name in RESOURCES or _is_of_queue(name)
+    return not known and not token["unit"] and re.fullmatch(RESOURCE_NAME, name) is not None
+
+
 def _is_size(name: str) -> bool:
-    if name in (*RESOURCES, *LAUNCH, *NODE_LAUNCH):
-        return "memory" in name
-    return _RESOURCE.fullmatch(name) is not None
+    return _is_of_queue(name) or (name in RESOURCES and "memory" in name)
 
 
 def _list(known: Sequence[str]) -> str:

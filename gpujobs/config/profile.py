@@ -323,9 +323,17 @@ class Container(model.Model):
     args: tuple[str, ...] = model.optional(model.ARGV, "extra arguments of the runtime", default=())
 
 
+_ENVIRONMENT_NAME = model.matching(
+    model.NAME_PATTERN,
+    " is not the name of an environment; bash text is `environment: {setup: …}`, "
+    "a Python `environment: {python: …}`",
+    "a name",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Environment(model.Model):
-    """How a job prepares its environment."""
+class Software(model.Model):
+    """The software of a job, in an environment of a site and in that of a profile."""
 
     setup: str = model.optional(
         model.SCRIPT,
@@ -339,6 +347,16 @@ class Environment(model.Model):
     )
     container: Container | None = model.optional(
         model.Section(Container), "container image in which everything with this python runs"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment(Software):
+    """How a job prepares its environment."""
+
+    name: str | None = model.optional(
+        _ENVIRONMENT_NAME,
+        "one of the site's `environments`: its setup comes first, python and container replace its",
     )
 
 
@@ -385,7 +403,9 @@ class Group(model.Model):
         model.SIZE,
         "host memory of one job, divided among its workers; default: the GPUs' share of the node",
     )
-    gpu_type: str | None = model.optional(model.WORD, "GPU type, as the site names it")
+    gpu_type: str | None = model.optional(
+        model.WORD, "GPU type, as the site names it; any: also where the queue has a default"
+    )
     queue: tuple[str, ...] = model.optional(
         model.Items(model.WORD, split=fields.one_or_several, one_too=True),
         "queue entry of the site, or a list; auto: the first that fits",
@@ -408,7 +428,9 @@ class Group(model.Model):
     )
     workers: Workers = model.optional(model.Section(Workers), "worker options", default=Workers())
     environment: Environment = model.optional(
-        model.Section(Environment), "setup, python, container", default=Environment()
+        model.Section(Environment, text_key="name"),
+        "name of an environment of the site; or name, setup, python, container",
+        default=Environment(),
     )
     env: dict[str, str] = model.optional(
         model.Table(model.VARIABLE, model.TEXT),

@@ -33,7 +33,11 @@ from .model import (
     optional,
     required,
 )
-from .profile import LAYOUT, RUNTIME, Layout, Runtime
+from .profile import LAYOUT, Environment, Layout
+from .sitesoftware import Containers, NamedEnvironment, SiteEnvironment, overridden
+
+ANY_TYPE = "any"
+"""`gpu_type` of profiles for GPUs of any type."""
 
 
 # -- the queues of a site file ---------------------------------------------------------------------
@@ -99,11 +103,17 @@ class SiteNetwork(Model):
             raise ValueError("has `encryption: required`, but ucxx has no encryption")
 
 
+_PART_OF_A_LINE = r"[A-Za-z0-9_./-]+"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option(Model):
     """A directive of the site with a value that a profile may choose."""
 
-    directive: str = required(kinds.OPTION_DIRECTIVE, "with {NAME}, the name of the option")
+    directive: str | None = optional(
+        kinds.OPTION_DIRECTIVE,
+        "with {NAME}, the name of the option; if left out, `request` or another line has {NAME}",
+    )
     default: str | None = optional(
         kinds.OPTION_DEFAULT,
         "value for profiles without one; if left out, they have no directive",
@@ -123,6 +133,19 @@ class Option(Model):
             raise ValueError("cannot have `default` with `required: true`")
         if self.separator and self.default is None:
             raise ValueError("needs `default` with `separator`: values are added to it")
+
+        if not self.directive and self.default is None and not self.required:
+            message = "needs `default` or `required: true` without `directive`"
+            raise ValueError(f"{message}: the line with it cannot be left out")
+
+    def matches(self, value: str) -> bool:
+        """Return whether a profile may choose ``value``.
+
+        In a line of the site, without a pattern, it is one word: "," and ":" begin other resources.
+        """
+        if not self.directive and "pattern" not in self.given:
+            return matches(_PART_OF_A_LINE, value)
+        return matches(self.pattern, value)
 
     def extends_default(self, value: str) -> bool:
         """Return whether the profile's ``value`` is added to the default."""
@@ -153,6 +176,11 @@ class _OfSiteOrQueue(Model):
         "directives with values of the profile",
         default={},
     )
+    environments: dict[str, NamedEnvironment] = optional(
+        Table(WORD, Section(NamedEnvironment)),
+        "name → setup, python, container; profiles have `environment: NAME`",
+        default={},
+    )
     account: Account | None = optional(Section(Account), "how the account is named")
     visible_devices: str | None = optional(
         kinds.VISIBLE_DEVICES, "how a job finds out which GPUs it has"
@@ -167,11 +195,11 @@ class _OfSiteOrQueue(Model):
     def check(self) -> None:
         """Check directives and defaults of the options."""
         for name, option in self.options.items():
-            if f"{{{name}}}" not in option.directive:
+            if option.directive and f"{{{name}}}" not in option.directive:
                 message = f"must have {{{name}}}, which is replaced by the value of the option"
                 raise ValueErrorInside(message, "options", name, "directive")
             default = option.default
-            if default and not placeholders.names(default) and not matches(option.pattern, default):
+            if default and not placeholders.names(default) and not option.matches(default):
                 message = f"{default!r} does not match the option's pattern {option.pattern}"
                 raise ValueErrorInside(message, "options", name, "default")
 
@@ -196,8 +224,17 @@ class Queue(_OfSiteOrQueue):
         "several types: what a profile writes → the batch scheduler's name; none: any type",
         default={},
     )
+    gpu_vendor: Literal["nvidia", "amd", "intel"] = optional(
+        choice("nvidia", "amd", "intel"),
+        "maker of the GPUs; with amd and intel, the queue takes CPU workers only",
+        default="nvidia",
+    )
     gpu_memory: int | None = optional(
         SIZE, "memory of one GPU; `plan` then shows fractions of it as sizes"
+    )
+    driver_cuda: str | None = optional(
+        kinds.CUDA_VERSION,
+        "CUDA version that the driver of the nodes supports, as nvidia-smi shows it: 12.8",
     )
     charge: Charge | None = optional(
         Section(Charge), "`plan` then shows the most that the jobs cost, `report` what they did"
@@ -211,7 +248,8 @@ class Queue(_OfSiteOrQueue):
     )
     resources: dict[str, int] = optional(
         kinds.RESOURCES,
-        "name → amount of a node; {NAME_per_node:GB} is the part of a job",
+        "name → amount of a node, a size or a number: {NAME_per_node:GB}, or {NAME_per_node}, is "
+        "the part of a job",
         default={},
     )
     nodes: int | None = optional(POSITIVE, "number of nodes; `plan` notes clusters that need more")
@@ -249,6 +287,15 @@ class Queue(_OfSiteOrQueue):
         kinds.WORKERS_LAUNCHER, "overrides the site's; []: none"
     )
     node_launcher: tuple[str, ...] | None = optional(kinds.NODE_LAUNCHER, "overrides the site's")
+    run_launcher: tuple[str, ...] | None = optional(
+        kinds.WORKERS_LAUNCHER, "overrides the site's; []: none"
+    )
+    containers: Containers | None = optional(
+        Section(Containers), "overrides the keys of the site's that it has; images are added"
+    )
+    environment: SiteEnvironment | None = optional(
+        Section(SiteEnvironment), "overrides the keys of the site's that it has"
+    )
     env: dict[str, str] = optional(
         Table(VARIABLE, TEXT), "environment variables, under those of the profile", default={}
     )
@@ -293,6 +340,11 @@ class Queue(_OfSiteOrQueue):
         return min(filter(None, limits), default=None)
 
     @property
+    def worker_gpus(self) -> int:
+        """GPUs of a node that GPU workers can have."""
+        return (self.gpus_per_node or 0) if self.gpu_vendor == "nvidia" else 0
+
+    @property
     def named_types(self) -> dict[str, str]:
         """GPU types that a profile may name, and the batch scheduler's names of them."""
         if self.gpu_type and not self.gpu_types:
@@ -301,46 +353,14 @@ class Queue(_OfSiteOrQueue):
 
     def type_name(self, wanted: str | None) -> str | None:
         """Return the batch scheduler's name of the GPU type of a job; None: any type."""
+        if wanted == ANY_TYPE and self.gpu_types:
+            return self.gpu_types.get(ANY_TYPE)
+        if wanted == ANY_TYPE:
+            wanted = None  # all GPUs are of one
         return self.named_types.get(wanted or self.gpu_type or "")
 
 
 # -- the site file ---------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class SiteEnvironment(Model):
-    """An environment of the site that its jobs copy to their nodes."""
-
-    staging: str | None = optional(
-        kinds.FOLDER,
-        "tarball with bin/python that is unpacked once on each node; jobs use its Python",
-    )
-    staging_folder: str | None = optional(
-        kinds.FOLDER, "node-local folder that outlives jobs; default: the site's scratch"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Containers(Model):
-    """How jobs run in containers."""
-
-    runtime: Runtime | None = optional(RUNTIME, "for profiles that name none")
-    images: dict[str, str] = optional(
-        Table(WORD, kinds.IMAGE), "name → path or address of an image", default={}
-    )
-    binds: tuple[str, ...] = optional(
-        Items(kinds.BIND, extendable=True),
-        "folders of the node, as PATH or PATH:PATH_IN_THE_CONTAINER",
-        default=(),
-    )
-    args: tuple[str, ...] = optional(
-        ARGV, "arguments of this runtime, before the profile's", default=()
-    )
-
-    def check(self) -> None:
-        """Check that the arguments have a runtime."""
-        if self.args and not self.runtime:
-            raise ValueError("needs `runtime` with `args`: they are those of one runtime")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Site(_OfSiteOrQueue):
     """A site file. The site's name is the file's stem."""
@@ -399,6 +419,11 @@ class Site(_OfSiteOrQueue):
         "starts a process on each node of a job (`layout: allocation`); with {node}, on one",
         default=(),
     )
+    run_launcher: tuple[str, ...] = optional(
+        kinds.WORKERS_LAUNCHER,
+        "starts `run` on a compute node where another launcher starts the workers, such as jsrun",
+        default=(),
+    )
     containers: Containers = optional(
         Section(Containers), "container runtime, images, binds", default=Containers()
     )
@@ -411,6 +436,12 @@ class Site(_OfSiteOrQueue):
         Section(SiteEnvironment),
         "environment that is copied to the nodes",
         default=SiteEnvironment(),
+    )
+    environments_only: bool = optional(
+        FLAG,
+        "refuse profiles without a name of `environments`, or with another Python, setup or "
+        "container; a rule, not a fence",
+        default=False,
     )
     setup: str = optional(SCRIPT, "bash text run first in every job, before the user's", default="")
     scratch: str = optional(
@@ -455,6 +486,33 @@ class Site(_OfSiteOrQueue):
             raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
         for place, section in self.sections():
             self._check_account(section.account, *place)
+        self._check_lines()
+        self._check_uses()
+
+    def _check_lines(self) -> None:
+        """Check that the names of options in lines exist."""
+        options = {name for _, section in self.sections() for name in section.options}
+        for place, line in self._lines():
+            try:
+                placeholders.check_options(line, options)
+            except ValueError as error:
+                raise ValueErrorInside(str(error), *place) from error
+
+    def _check_uses(self) -> None:
+        """Check that a line has each option without a directive of its own."""
+        used = {name for _, line in self._lines() for name in placeholders.names(line)}
+        for place, section in self.sections():
+            for name, option in section.options.items():
+                if not option.directive and name not in used:
+                    message = f"needs `directive`: no line of the site has {{{name}}}"
+                    raise ValueErrorInside(message, *place, "options", name)
+
+    def _lines(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield the lines for the batch scheduler of the site and its queues, and their places."""
+        for place, section in self.sections():
+            for key in _LINES:
+                for number, line in enumerate(getattr(section, key) or ()):
+                    yield (*place, key, number), line
 
     def sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
         """Yield the site and its queues, which may have the same keys, and their places."""
@@ -487,11 +545,35 @@ class Site(_OfSiteOrQueue):
         for name in ("submit_arguments", "layouts"):
             if name in own.given:
                 given[name] = getattr(own, name)
-        network = self.network
-        if own.network is not None:
-            of_queue = {name: getattr(own.network, name) for name in own.network.given}
-            network = replace(network, **of_queue, given=network.given | own.network.given)
-        return replace(self, **given, options={**self.options, **own.options}, network=network)
+        return replace(
+            self,
+            **given,
+            options={**self.options, **own.options},
+            environments={**self.environments, **own.environments},
+            network=overridden(self.network, own.network),
+            containers=self.containers.with_own(own.containers),
+            environment=overridden(self.environment, own.environment),
+        )
+
+    @property
+    def has_accounts(self) -> bool:
+        """Whether an account has a meaning in one of its queues."""
+        stated = self.account or any(queue.account for queue in self.queues.values())
+        local = get_scheduler(self.scheduler).on_this_machine
+        return bool(stated) or not (local or "account" in self.given)
+
+    @property
+    def environment_names(self) -> set[str]:
+        """The names of its environments, and of those that only queues have."""
+        return {name for _, section in self.sections() for name in section.environments}
+
+    def with_environment(self, own: Environment) -> Environment:
+        """Return the environment of a profile, with the keys of the one that it names.
+
+        One that this site, or its queue, does not have is returned as it is.
+        """
+        named = self.environments.get(own.name or "")
+        return named.with_own(own) if named else own
 
     @property
     def one_machine(self) -> bool:
@@ -503,9 +585,11 @@ class Site(_OfSiteOrQueue):
         return self.queues[key].name or key
 
 
+_LINES = ("request", "cpu_request", "multi_node_request", "directives", "submit_arguments")
+"""Keys with lines for the batch scheduler."""
 _OVERRIDDEN = (
     "request", "cpu_request", "multi_node_request", "directives", "account", "visible_devices",
-    "setup", "scratch", "mpi", "workers_launcher", "node_launcher",
+    "setup", "scratch", "mpi", "workers_launcher", "node_launcher", "run_launcher",
 )  # fmt: skip
 """Keys whose value in a queue replaces that of the site, also an empty one.
 

@@ -18,9 +18,15 @@ def _checked(
     read: Callable[[object], str],
     names: Sequence[str] | None = placeholders.RESOURCES,
     schema: model.Schema = _DIRECTIVE,
+    *,
+    with_options: bool = False,
 ) -> model.Scalar[str]:
-    """Return the kind of text with placeholders; see `placeholders.check` for ``names``."""
-    return model.Scalar(lambda value: placeholders.check(read(value), names), schema)
+    """Return the kind of text with placeholders; see `placeholders.check` for the arguments."""
+
+    def parse(value: object) -> str:
+        return placeholders.check(read(value), names, with_options=with_options)
+
+    return model.Scalar(parse, schema)
 
 
 def _submit_argument(value: object) -> str:
@@ -50,6 +56,13 @@ def _resource(value: object) -> str:
     if text in ("gpus", "cpus", "memory"):
         raise ValueError(f"{text} of a node are `{text}_per_node`")
     return text
+
+
+def _amount(value: object) -> int:
+    """Return a size in bytes, or a whole number as a `Count`."""
+    if isinstance(value, int | str) and re.fullmatch(r"\d+", str(value)):
+        return placeholders.Count(fields.count(value))
+    return fields.size(value)
 
 
 def _protocols(value: object) -> Sequence[object]:
@@ -110,7 +123,7 @@ def _one_key(name: str) -> model.Schema:
 VARIABLE_NAME = model.Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE}$"}
 )
-SITE_DIRECTIVES = model.Items(_checked(fields.directive), extendable=True)
+SITE_DIRECTIVES = model.Items(_checked(fields.directive, with_options=True), extendable=True)
 OPTION_NAME = model.matching(
     rf"(?!({'|'.join(placeholders.RESOURCES)})$){placeholders.RESOURCE_NAME}",
     " is not a name of an option (small letters, digits and _)",
@@ -120,7 +133,11 @@ OPTION_NAME = model.matching(
 # `Site.check` finds the placeholder that is the option's own name; planning checks the others.
 OPTION_DIRECTIVE = _checked(fields.directive, None)
 OPTION_DEFAULT = _checked(option_value, schema={"type": "string"})
-SUBMIT_ARGUMENTS = model.Items(_checked(_submit_argument), extendable=True)
+SUBMIT_ARGUMENTS = model.Items(_checked(_submit_argument, with_options=True), extendable=True)
+CUDA_VERSION = model.Scalar(
+    lambda value: fields.matched(value, r"\d+(\.\d+)?", ": write it as 13 or 12.9", "a version"),
+    {"type": ["string", "number"], "pattern": r"^\d+(\.\d+)?$"},
+)
 NOTES = model.Items(model.TEXT, extendable=True)
 FOLDER = model.matching(
     r'(?!.*(["`\\]|\$\())[/~$].*',
@@ -156,7 +173,8 @@ PORTS = model.Scalar(
     {"type": "string", "pattern": "^[0-9]+-[0-9]+$"},
 )
 RESOURCES = model.Table(
-    model.Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}), model.SIZE
+    model.Scalar(_resource, {"type": "string", "pattern": "^[a-z]"}),
+    model.Scalar(_amount, {"type": ["string", "integer"], "examples": ["1600GB", 100]}),
 )
 DEFAULTS = _Defaults(model.TEXT, model.ANYTHING)
 VISIBLE_DEVICES = model.Scalar(

@@ -19,6 +19,7 @@ from .model import build
 from .profile import Profile, Workers
 from .site import Site
 from .sitefiles import NoSuchSiteError, SiteFile, load_site, site_of_this_host, working_folder
+from .userdefaults import user_defaults
 
 PROGRAMS = (".py", ".sh", ".ipynb", ".sbatch", ".slurm", ".pbs", ".job", ".R", ".jl")
 """Ends of names that no profile has."""
@@ -72,10 +73,14 @@ class ClusterSpec:
             walltime = queue.walltime
         of_queue = {name for name in queue.env if f"env.{name}" in self.from_site}
         own = {name: value for name, value in profile.env.items() if name not in of_queue}
+        site = self.site.site.in_queue(key)
+        environment = site.with_environment(profile.environment)
         return replace(
             self,
-            site=replace(self.site, site=self.site.site.in_queue(key)),
-            profile=replace(profile, walltime=walltime, env={**queue.env, **own}),
+            site=replace(self.site, site=site),
+            profile=replace(
+                profile, walltime=walltime, env={**queue.env, **own}, environment=environment
+            ),
             queue_key=key,
         )
 
@@ -99,7 +104,7 @@ def load_spec(
         message = f"{profile} is a program; is this a profile?"
         run = f"run: [python, {profile.name}]" if profile.suffix == ".py" else f"run: [{profile}]"
         raise InputError(message, hint=f"write a profile, such as job.yaml, with gpus: 1 and {run}")
-    document = (settings or Document({})).over(read(profile))
+    document = laid_over(settings or Document({}), read(profile))
     return make_spec(document, site=site, base=profile.parent, name=default_name(profile.stem))
 
 
@@ -109,19 +114,20 @@ def make_spec(
     site: str | SiteFile | None = None,
     base: Path | None = None,
     name: str = "dask",
+    of_user: bool = True,
 ) -> ClusterSpec:
     """Return the specification that the profile ``document`` describes.
 
     The site is ``site``, else the one in the document (a path is relative to ``base``), else
     ``$GPUJOBS_SITE``, else the one that matches this host. ``name`` is the default of its name.
+    Below the profile are the defaults of the user, unless not ``of_user``, then those of the site.
     """
     site_file = site if isinstance(site, SiteFile) else choose_site(document, site, base)
-    defaults = site_file.document.section("defaults")
-    if document.value.get("groups"):  # each of which has its own number
-        defaults = defaults.without("gpus")
-    if document.value.get("run"):  # which ends the cluster
-        defaults = defaults.without("idle_timeout", "client_timeout")
-    whole = document.over(defaults)
+    if of_user:
+        own = user_defaults(site_file.site)
+        document = laid_over(document, _default_environment(document, own))
+    defaults = _site_defaults(site_file, document)
+    whole = laid_over(document, _default_environment(document, defaults))
     profile = build(Profile, whole)
     return ClusterSpec(
         site=site_file,
@@ -131,6 +137,54 @@ def make_spec(
         workdir=_workdir(profile.workdir or ""),
         from_site=given_names(defaults) - given_names(document),
     )
+
+
+def _site_defaults(site_file: SiteFile, document: Document) -> Document:
+    """Return the site's defaults that the profile ``document`` may have."""
+    defaults = site_file.document.section("defaults")
+    if document.value.get("groups"):  # each of which has its own number
+        defaults = defaults.without("gpus")
+    if document.value.get("run"):  # which ends the cluster
+        defaults = defaults.without("idle_timeout", "client_timeout")
+    return defaults
+
+
+def laid_over(upper: Document, lower: Document) -> Document:
+    """Return the profile ``upper`` laid over ``lower``: keys of an environment beside its name."""
+    return _with_names(upper).over(_with_names(lower))
+
+
+def _with_names(document: Document) -> Document:
+    """Return a profile, or a group of it, with `environment: NAME` as ``{name: NAME}``."""
+    if not document.is_mapping:
+        return document
+    items = dict(document.items)
+    found = items.get("environment")
+    if found and isinstance(found.plain, str):
+        items["environment"] = Document({"name": found}, found.place, found.key)
+    if document.section("groups").items:
+        groups = document.items["groups"]
+        items["groups"] = groups.having(
+            {name: _with_names(group) for name, group in groups.items.items()}
+        )
+    return document.having(items)
+
+
+def _default_environment(document: Document, defaults: Document) -> Document:
+    """Return the defaults of a profile without their environment, if it chooses another one.
+
+    A name replaces all of it, a Python or a container of its own only the name.
+    """
+    own = _with_names(document).section("environment").value
+    defaults = _with_names(defaults)
+    environment = defaults.section("environment")
+    if own.get("name"):
+        environment = Document({})
+    elif "name" not in own and {"python", "container"} & set(own):
+        environment = environment.without("name")
+    if not environment.items:
+        return defaults.without("environment")
+    return defaults.having({**defaults.items, "environment": environment})
 
 
 def _workdir(text: str) -> Path:
@@ -146,7 +200,7 @@ def given_names(document: Document) -> frozenset[str]:
 
 def with_settings(spec: ClusterSpec, settings: Document) -> ClusterSpec:
     """Return ``spec`` with ``settings`` laid over its profile."""
-    document = settings.over(spec.document)
+    document = laid_over(settings, spec.document)
     from_site = spec.from_site - given_names(settings)
     return replace(spec, document=document, profile=build(Profile, document), from_site=from_site)
 

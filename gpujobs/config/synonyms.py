@@ -46,7 +46,8 @@ WORDS: dict[str, str] = {
     "ip": "network.interface",
     # Coiled and SkyPilot
     **dict.fromkeys(("worker_gpu_type", "worker_vm_types", "accelerators"), "gpu_type"),
-    **dict.fromkeys(("software", "conda", "conda_env", "venv", "host_setup_script"), _SETUP),
+    "software": "environment",
+    **dict.fromkeys(("conda", "conda_env", "venv", "host_setup_script"), _SETUP),
     **dict.fromkeys(("image", "image_id", "docker"), "environment.container"),
     **dict.fromkeys(("spot_policy", "use_spot", "max_restarts_on_errors"), "requeue"),
     **dict.fromkeys(("autostop", "idle_minutes_to_autostop"), "idle_timeout"),

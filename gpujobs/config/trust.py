@@ -61,6 +61,14 @@ def check_writers(path: Path, folder: Path, *, alternative: str = "", groups: bo
         raise InputError(f"{path} is not used: {error.strerror}: {error.filename}") from None
 
 
+def check_own(path: Path) -> None:
+    """Check that only the user, or root, could have written or replaced the file ``path``.
+
+    As `check_writers`, but the owner of the folder is not trusted: the file is not of a site.
+    """
+    check_writers(path, _TOP)
+
+
 def check_modules(folder: Path) -> None:
     """Check that not all users could have put a module into ``folder``; raises InputError.
 

@@ -113,6 +113,13 @@ def protocol_settings(scheme: Any) -> list[Setting]:
     return [protocol, (("network", "encryption"), True)]
 
 
+def environment_settings(value: Any) -> Iterator[Setting]:
+    """Yield the settings of an environment: the name of one of the site, or its keys."""
+    keys = value if isinstance(value, Mapping) else {"name": value}
+    for key, item in keys.items():
+        yield ("environment", key), item
+
+
 def worker_settings(options: Any) -> Iterator[Setting]:
     """Yield options of workers: those that are keys of the profile under their own names."""
     fields = set(keys_of(Workers)) - {"options"}
@@ -298,6 +305,7 @@ JOBQUEUE = Vocabulary(
         **parts("environment.container", "environment.python", "network.interface"),
         **parts("workers.local_directory", "workers.worker_class", "workers.death_timeout"),
         **parts("workers.gpus_per_worker", "workers.workers_per_gpu"),
+        **dict.fromkeys(("environment", "software"), environment_settings),
         "gpus_per_job": gpus_settings,
         "protocol": protocol_settings,
         "worker_options": worker_settings,

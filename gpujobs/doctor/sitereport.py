@@ -42,9 +42,17 @@ _TEXTS: tuple[Loc, ...] = (
 
 def syntax_problems(site_file: SiteFile, results: Sequence[Tried]) -> Iterator[Problem]:
     """Return the syntax errors of the site's bash text; if it has none, those of its scripts."""
-    texts = [*_TEXTS, *(("queues", key, *loc) for key in site_file.site.queues for loc in _TEXTS)]
+    texts = [loc for place, section in site_file.site.sections() for loc in _texts(place, section)]
     problems = list(bash_problems(site_file.document, texts))
     return iter(problems or _script_problems(results))
+
+
+def _texts(place: Loc, section: Site | Queue) -> Iterator[Loc]:
+    """Yield the places of the bash text of a site or a queue, which is at ``place``."""
+    for loc in _TEXTS:
+        yield (*place, *loc)
+    for name in section.environments:
+        yield (*place, "environments", name, "setup")
 
 
 def _script_problems(results: Sequence[Tried]) -> Iterator[Problem]:
@@ -354,7 +362,8 @@ class Comparison:
                 for number, line in enumerate(getattr(holder, name) or ()):
                     yield (*place, name, number), line
             for name, option in holder.options.items():
-                yield (*place, "options", name, "directive"), option.directive
+                if option.directive:
+                    yield (*place, "options", name, "directive"), option.directive
             if holder.account and holder.account.directive:
                 yield (*place, "account", "directive"), holder.account.directive
 

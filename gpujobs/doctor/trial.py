@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..batch import receive
@@ -81,6 +81,19 @@ def check_job(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequen
     """
     request = Request("doctor", "10m", list(job_sizes(site_file.site)))
     return run_job(site_file, settings, ledger, request).checks
+
+
+def check_jobs(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequence[Check]:
+    """Do `check_job` once, and again with each environment of the site, unless one is set."""
+    names = [] if "environment" in settings.value else list(site_file.site.environments)
+    checks: list[Check] = []
+    if not (names and site_file.site.environments_only):
+        checks += check_job(site_file, settings, ledger)
+    for name in names:
+        own = Document({"environment": {"name": name}}, source=SOURCE)
+        found = check_job(site_file, settings.over(own), ledger)
+        checks += [replace(check, name=f"{name}: {check.name}") for check in found]
+    return checks
 
 
 def run_job(

@@ -323,6 +323,27 @@ def gpus_with_nvlink(devices: Iterable[str]) -> int:
     return 0
 
 
+def supports(driver: str, needed: str) -> bool:
+    """Return whether a driver for CUDA ``driver`` runs programs for CUDA ``needed``.
+
+    A version without a minor one, 13, needs no certain one: within a major version, a driver runs
+    newer programs, too.
+    """
+    parts = [int(part) for part in needed.split(".")]
+    return [int(part) for part in driver.split(".")][: len(parts)] >= parts
+
+
+def check_driver(needed: str) -> None:
+    """Raise LookupError if the driver of this node is too old for CUDA ``needed``; "": none is."""
+    found = 0
+    if needed:
+        with contextlib.suppress(Exception):  # the workers report a missing NVML
+            found = int(nvml().nvmlSystemGetCudaDriverVersion_v2())
+    driver = f"{found // 1000}.{found % 1000 // 10}"
+    if found and not supports(driver, needed):
+        raise LookupError(f"the driver supports CUDA {driver}; the environment needs {needed}")
+
+
 def fast_network() -> list[str]:
     """Return ["InfiniBand"] if this node has it, else []."""
     return ["InfiniBand"] * any(Path(_INFINIBAND).glob("*"))

@@ -23,7 +23,7 @@ from .folder import (
     RegisteredWorker,
 )
 from .gpuerrors import gpu_errors
-from .gpus import job_devices, shared_gpu_message, start_sampler
+from .gpus import check_driver, job_devices, shared_gpu_message, start_sampler
 from .jobevents import (
     JobReader,
     LostNode,
@@ -247,7 +247,7 @@ class Job:
                 self.worker_processes = start_launcher(self.options, environ)
             else:
                 self._start_nannies(environ)
-        except LookupError as error:  # the number of GPUs is wrong, or the nodes are not known
+        except LookupError as error:  # of GPUs, their driver, or the nodes
             raise self.gpu_failure(f"{self.name} on {node_name()}: {error}") from None
 
     def _start_nannies(self, environ: Mapping[str, str]) -> None:
@@ -255,6 +255,7 @@ class Job:
         options, words, devices = self.options, self.options.workers, None
         environ = preset(with_archive(environ, self.folder.archive))
         if options.gpus:
+            check_driver(options.cuda)
             explicit = options.each_gpu or not options.worker_size.usual
             source = options.visible_devices
             step = options.node is not None

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any
 from . import names
 from .configuration import add_defaults, preloads
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
-from .gpus import job_devices, let_dask_cuda_measure_slices, start_sampler, with_named_slices
+from .gpus import (
+    check_driver,
+    job_devices,
+    let_dask_cuda_measure_slices,
+    start_sampler,
+    with_named_slices,
+)
 from .jobevents import append_event, node_events
 from .log import append_output_to
 from .network import job_nodes, node_name, on_loopback, restrict_listeners
@@ -374,6 +380,7 @@ def _take_gpus(options: RankOptions, place: int) -> None:
     size, source = options.worker_size, options.visible_devices
     explicit = options.on_node > 1 or not size.usual
     gpus = options.node_gpus
+    check_driver(options.cuda)
     devices = job_devices(source, gpus, os.environ, explicit=explicit, step=True)
     if place == 0 and options.node_gpus:
         start_sampler(options.folder, devices, options.node_gpus, os.environ)

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from ..config import profile as config
 from ..config.profile import Workers
-from ..config.site import Containers, Site
+from ..config.site import Site
+from ..config.sitesoftware import Containers
 from ..injob.names import MODULES
 from ..text import did_you_mean
 from .bash import Bash, Diagnostics, command, with_variables

@@ -221,6 +221,22 @@ class DirectiveWriter:
             self.diagnostics.profile_error(message, "environment", "container")
         return tuple(self._expanded(word, self._values, "workers_launcher") for word in words)
 
+    def run_launcher(self, container: Container | None) -> tuple[str, ...]:
+        """Return the words of the site's `run_launcher`; () if there is none.
+
+        It has a meaning where the supervisor, which starts `run`, is not on a compute node.
+        """
+        words, profile = self.site.run_launcher, self.profile
+        alone = self.shape.nodes == 1 and profile.layout != "mpi"
+        if not words or alone or not profile.run or profile.run_on == "ranks":
+            return ()
+        if container:
+            message = (
+                f"processes of this site start through {words[0]}, which is not in a container"
+            )
+            self.diagnostics.profile_error(message, "environment", "container")
+        return tuple(self._expanded(word, self._values, "run_launcher") for word in words)
+
     # -- the account -------------------------------------------------------------------------------
     @cached_property
     def _account(self) -> tuple[str, str] | None:
@@ -282,6 +298,14 @@ class DirectiveWriter:
             "account": self.account or None,
         }
 
+    @cached_property
+    def _values_of_lines(self) -> Values:
+        """The values of the placeholders in the lines of the site, with those of its options."""
+        options = self.site.options.items()
+        chosen = {name: self._option_value(name, option) for name, option in options}
+        elsewhere = {name for queue in self.site.queues.values() for name in queue.options}
+        return {**self._values, **dict.fromkeys(elsewhere), **chosen}
+
     def _request(self) -> list[Directive]:
         gpus = bool(self.shape.gpus)
         own = _own_request(self.site, gpus=gpus, nodes=self.shape.nodes)
@@ -325,7 +349,7 @@ class DirectiveWriter:
             if error := placeholders.unit_error(text, name, unit):
                 self.diagnostics.site_error(error, key, n)
             else:
-                text = self._expanded(text, self._values, key, n)
+                text = self._expanded(text, self._values_of_lines, key, n)
             directives.append(Directive(text, partial(self.spec.site_position, key, n)))
         return directives
 
@@ -352,6 +376,8 @@ class DirectiveWriter:
         if name not in placeholders.RESOURCES:
             key = f"resources: {{{key.removesuffix('_per_node')}: …}}"
         message = f"{{{name}}} is not known: queue {self.key} does not state {key}"
+        if any(name in queue.options for queue in self.site.queues.values()):
+            message = f"{{{name}}} is not known: queue {self.key} does not have this option"
         if name == "gpu_type" and self.queue.gpu_types:
             message = (
                 f"{{gpu_type}} cannot be left out here, and jobs in queue {self.key} may "
@@ -372,7 +398,7 @@ class DirectiveWriter:
                 self._report_unknown_option(name)
         for name, option in self.site.options.items():
             value = self._option_value(name, option)
-            if value is None:
+            if value is None or not option.directive:
                 continue
             place = ("options", name, "directive")
             text = self._expanded(option.directive, {**self._values, name: value}, *place)
@@ -402,7 +428,7 @@ class DirectiveWriter:
 
     def _check_option(self, name: str, option: Option, value: str) -> None:
         """Report a value that does not match, or that would set other options of the directive."""
-        if not matches(option.pattern, value):
+        if not option.matches(value):
             message = f"{name} {value!r} does not match the site's pattern {option.pattern}"
             self._option_error(name, message, option.hint or "")
         elif self._sets(name, option, value) != self._sets(name, option, NEUTRAL):
@@ -414,11 +440,21 @@ class DirectiveWriter:
         self.diagnostics.profile_error(message, "options", name, hint=hint, related=related)
 
     def _sets(self, name: str, option: Option, value: str) -> set[str] | None:
-        """Return the options that the directive sets with ``value``; None if it is not valid."""
+        """Return the options that its lines set with ``value``; None if one is not valid."""
+        token = f"{{{name}}}"
+        texts = [option.directive or ""]
+        if not option.directive:
+            gpus, nodes = bool(self.shape.gpus), self.shape.nodes
+            texts = [*request_texts(self.site, self.scheduler, gpus=gpus, nodes=nodes)]
+            texts += self.site.submit_arguments
+        found: set[str] = set()
         try:
-            return self.scheduler.options(option.directive.replace(f"{{{name}}}", value))
+            for text in texts:
+                if token in text:
+                    found |= self.scheduler.options(text.replace(token, value))
         except ValueError:
             return None
+        return found
 
     def _report_unknown_option(self, name: str) -> None:
         """Report an option that no queue has; note one that only other queues have."""

@@ -14,13 +14,14 @@ from .bash import Diagnostics
 from .containers import PYTHON, Container, Staging, choose_staging, plan_container
 from .demand import Machine, find_demand
 from .directives import DirectiveWriter
+from .environments import check_environment, check_in_queue, named_environment
 from .hostmemory import MemoryRequest, cpu_share, requested_memory
 from .layouts import Layout
 from .lifetime import check_task_time
 from .limits import QueuedJobs
 from .queues import QueueChooser
 from .samerequests import report_same_requests
-from .shape import JobGroup, JobShape
+from .shape import JobGroup, JobShape, QueueMismatch
 
 
 class GroupPlanner:
@@ -49,7 +50,9 @@ class GroupPlanner:
 
         Raises InputError if no queue fits; reports other problems.
         """
-        self._software(self.diagnostics)  # its problems are reported even if no queue fits
+        check_environment(self.diagnostics)
+        if not self.profile.environment.name:  # else it may depend on the queue
+            self._software(self.diagnostics)  # its problems are reported even if no queue fits
         gpus, cpu_workers = find_demand(self.diagnostics, machine)
         if elastic and self.profile.gpus_per_job and "gpus" not in self.profile.given:
             gpus = self.profile.gpus_per_job  # one job, for its shape
@@ -79,6 +82,12 @@ class GroupPlanner:
     def plan_head(self, key: str, shape: JobShape) -> JobGroup:
         """Return the head's own job, of this ``shape`` in the queue ``key``."""
         walltime = self.profile.head.walltime if self.profile.head else None
+        check_environment(self.diagnostics)
+        in_queue = self.diagnostics.in_queue(key)
+        try:
+            check_in_queue(in_queue.spec, self.site.queues[key], gpus=0)
+        except QueueMismatch as mismatch:
+            self.diagnostics.profile_error(f"queue {key}: {mismatch}", "environment")
         return self._jobs(HEAD, key, shape, walltime)
 
     def _jobs(
@@ -118,22 +127,31 @@ class GroupPlanner:
             container=container,
             staging=staging,
             launcher=writer.launcher(container),
+            run_launcher=writer.run_launcher(container),
             submit_arguments=writer.submit_arguments(),
             account=writer.account,
+            cuda=self._cuda(diagnostics),
         )
+
+    def _cuda(self, diagnostics: Diagnostics) -> str:
+        """Return the CUDA version that the environment needs, "" if it states none."""
+        environment = named_environment(diagnostics.spec)
+        return (environment and environment.gpu) or ""
 
     def _software(self, diagnostics: Diagnostics) -> tuple[str, Container | None, Staging | None]:
         """Return the jobs' interpreter, and the container or the staging that has it."""
         container = plan_container(diagnostics, self.root)
         staging = None if container else choose_staging(diagnostics)
-        return "python" if staging else self._python(), container, staging
+        return "python" if staging else self._python(diagnostics), container, staging
 
-    def _python(self) -> str:
+    def _python(self, diagnostics: Diagnostics) -> str:
         """Return the jobs' interpreter: the image's, or after a setup, the one on its PATH."""
-        environment = self.profile.environment
+        environment = diagnostics.spec.profile.environment
         if environment.container:
             return environment.python or PYTHON
         if environment.setup and not environment.python:
+            if environment.name:  # whose setup the user has not written
+                return "python"
             self.diagnostics.note(
                 "the profile's `setup` selects the Python of the jobs: `python` on its PATH, not "
                 f"{self.this_python}; set `environment.python` to choose another"
@@ -184,5 +202,5 @@ def head_spec(spec: ClusterSpec, head: Head) -> ClusterSpec:
 
 def _queue_without_gpus(site: Site) -> str | None:
     return next(
-        (key for key, queue in site.queues.items() if not queue.gpus_per_node and queue.auto), None
+        (key for key, queue in site.queues.items() if not queue.worker_gpus and queue.auto), None
     )

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 
 from ..config import placeholders
 from ..config.profile import Profile
-from ..config.site import Queue
+from ..config.site import ANY_TYPE, Queue
 from ..text import plural, size_text, walltime_text
 from . import shape
 from .hostmemory import MemoryRequest, cpu_share, requested_memory, worker_share
 from .layouts import Layout
 from .limits import Job, broken_limit
 from .shape import JobShape, QueueMismatch
+
+ONLY_NVIDIA = "GPU workers need NVIDIA GPUs; CPU workers need none"
+"""As docs/limits.md says."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,10 @@ class QueueFit:
         queue, wanted = self.queue, self.profile.gpu_type
         if not queue.gpus_per_node:
             raise QueueMismatch("gpus", "it has no GPUs", limit="gpus_per_node")
-        if wanted and wanted not in queue.named_types:
+        if not queue.worker_gpus:
+            message = f"its GPUs are of {queue.gpu_vendor.upper()}: {ONLY_NVIDIA}"
+            raise QueueMismatch("gpus", message, limit="gpu_vendor", hint="gpus: 0")
+        if wanted and wanted not in (ANY_TYPE, *queue.named_types):
             message = f"its GPUs are {', '.join(queue.named_types) or 'of no named type'}"
             limit = "gpu_types" if queue.gpu_types else "gpu_type"
             raise QueueMismatch("gpu_type", message, limit=limit)
@@ -134,7 +140,7 @@ class QueueFit:
 
     def _check_cpu_node(self, cpus: int) -> None:
         queue = self.queue
-        if queue.exclusive and queue.gpus_per_node:
+        if queue.exclusive and queue.worker_gpus:
             message = "its whole nodes have GPUs, which CPU workers would not use"
             raise QueueMismatch("gpus", message, limit="exclusive")
         if queue.cpus_per_node and cpus > queue.cpus_per_node:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.site import ANY_TYPE, Queue
 from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
 from ..text import plural
 from .bash import Diagnostics
 from .demand import Machine
 from .directives import DirectiveWriter, request_texts
+from .environments import check_in_queue
 from .layouts import Layout
 from .limits import QueuedJobs, exceeded, job_limits
 from .queuefit import QueueFit
@@ -127,6 +128,7 @@ class QueueChooser:
         if self.machine:
             queue = self.machine.complete(queue)
         self._check_layout(spec)
+        check_in_queue(spec, queue, self.gpus)
         shape = self._shape(spec, queue, within_max_gpus)
         limits = job_limits(site, key, shape.gpus, self.others)
         if limit := exceeded(limits, shape.jobs):
@@ -166,7 +168,7 @@ class QueueChooser:
             if self.smallest:
                 gpus = smallest_job(queue, spec.profile.workers.gpus_per_worker)
             return fit.gpu_shape(gpus)
-        if "auto" in spec.profile.queue and queue.gpus_per_node and not self.machine:
+        if "auto" in spec.profile.queue and queue.worker_gpus and not self.machine:
             message = "it has GPUs, which CPU workers would not use"
             hint = f"`queue: {spec.queue_key}` runs CPU workers there anyway"
             raise QueueMismatch("gpus", message, limit="gpus_per_node", hint=hint)
@@ -222,6 +224,7 @@ class QueueChooser:
         other = replace(
             spec.site.site,
             queues={},
+            environments={},
             # These are compared as the directives that they become.
             request=None,
             cpu_request=None,
@@ -236,7 +239,7 @@ class QueueChooser:
             "GPUs of a node": (queue.gpus_per_node, queue.exclusive, queue.gpu_memory),
             "GPU type": queue.named_types,
             "charge": queue.charge,
-            "environment": (spec.profile.env, other),
+            "environment": (spec.profile.environment, spec.profile.env, other),
         }
 
 
@@ -271,7 +274,8 @@ def _missing_gpu_notes(queue: Queue, shape: JobShape) -> Iterator[str]:
 def _type_notes(spec: ClusterSpec, queue: Queue, shape: JobShape) -> Iterator[str]:
     """Note that the GPUs of the jobs may differ."""
     any_type = queue.type_name(spec.profile.gpu_type) is None
-    if shape.gpus and any_type and len(queue.gpu_types) > 1:
+    chosen = spec.profile.gpu_type == ANY_TYPE
+    if shape.gpus and any_type and not chosen and len(queue.gpu_types) > 1:
         yield (
             f"jobs in queue {spec.queue_key} get GPUs of any type: {', '.join(queue.gpu_types)}; "
             "`gpu_type` chooses one"

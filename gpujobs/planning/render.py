@@ -68,6 +68,8 @@ def supervise(plan: Plan, jobs: JobGroup, roles: JobRoles, attempt: int = 1) -> 
     lines = []
     if jobs.shape.gpus:
         gpus = [f"--gpus={jobs.shape.gpus}", f"--visible-devices={jobs.visible_devices}"]
+        if jobs.cuda:
+            gpus.append(f"--cuda={jobs.cuda}")
         if "ucxx" in plan.transport.protocols and single_job(plan):
             gpus.append("--single-job")
         options = plan.layout_of(jobs).supervisor_options(jobs.shape)
@@ -150,7 +152,8 @@ def commands(plan: Plan, jobs: JobGroup, roles: JobRoles) -> dict[str, Bash]:
     if roles.workers:
         found["workers"] = _workers(plan, jobs)
     if roles.run and profile.run and profile.run_on == "head":
-        found["run"] = command(map(shlex.quote, profile.run))
+        words = [*_launcher_words(plan, jobs.run_launcher), *map(shlex.quote, profile.run)]
+        found["run"] = command(words)
     return found
 
 
@@ -163,9 +166,13 @@ def launcher(plan: Plan, jobs: JobGroup) -> Bash:
 
 def _workers_launcher(plan: Plan, jobs: JobGroup) -> Bash:
     """Return the command that starts the supervisor; "" if the batch script does."""
-    asks = any("gpu" in word for word in jobs.launcher)  # by itself
+    return command(_launcher_words(plan, jobs.launcher))
+
+
+def _launcher_words(plan: Plan, words: Sequence[str]) -> list[str]:
+    asks = any("gpu" in word for word in words)  # by itself
     hidden = without(plan.scheduler.job_request) if asks else []
-    return command([*hidden, *map(with_variables, jobs.launcher)])
+    return [*hidden, *map(with_variables, words)]
 
 
 def _workers(plan: Plan, jobs: JobGroup) -> Bash:
@@ -347,6 +354,8 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "dask_files": plan.dask_files,
         "site_setup": Bash(layout.site.setup),
         "setup": Bash(profile.environment.setup),
+        "of_amd": layout.site.queues[jobs.queue_key].gpu_vendor == "amd",
+        "environment_name": Bash(profile.environment.name or ""),
         "mpi_setup": Bash(layout.setup),
         "environment_file": Bash(own_file) if plan.working_ranks else "",
         "inherits": INHERIT in jobs.submit_arguments,
@@ -391,7 +400,8 @@ def avoidance(plan: Plan, jobs: JobGroup) -> tuple[Sequence[str], str]:
     if not nodes:
         return (), ""
     line = plan.scheduler.avoid(nodes)
-    if option := jobs.site.options.get(AVOID_OPTION):
+    option = jobs.site.options.get(AVOID_OPTION)
+    if option and option.directive:
         line = option.directive.replace(f"{{{AVOID_OPTION}}}", ",".join(nodes))
     taken = {name for other in jobs.lines for name in plan.scheduler.options(other)}
     if not line or plan.scheduler.repeated(line, taken):

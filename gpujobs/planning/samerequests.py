@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config.site import Queue
+from ..config.site import ANY_TYPE, Queue
 from ..config.spec import ClusterSpec
 from ..schedulers import Scheduler
 from .bash import Diagnostics
@@ -90,7 +90,8 @@ def report_same_requests(
     if not others:
         return
     message = same_requests_text(key, others)
-    if diagnostics.spec.profile.gpu_type and any(other.gpu_type for other in others):
+    wanted = diagnostics.spec.profile.gpu_type
+    if wanted not in (None, ANY_TYPE) and any(other.gpu_type for other in others):
         place = diagnostics.spec.site_position("queues", key)
         diagnostics.profile_error(message, "gpu_type", hint=HINT, related=place)
     else:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..config.placeholders import Count
 from ..config.profile import Profile
 from ..config.site import Queue, Site
 from ..text import plural
@@ -87,10 +88,14 @@ class JobGroup:
     """The copy of the site's environment that has the interpreter."""
     launcher: tuple[str, ...] = ()
     """Words of the command that starts the job's processes, if the batch script itself does not."""
+    run_launcher: tuple[str, ...] = ()
+    """Words of the command that starts `run`, if the job's processes are not on a compute node."""
     submit_arguments: tuple[str, ...] = ()
     """Words after the command that submits the jobs."""
     account: str = ""
     """"" if the profile names none, or the site has none."""
+    cuda: str = ""
+    """CUDA version that the environment needs of the driver; "" if it states none."""
 
     @cached_property
     def n_workers(self) -> int:
@@ -152,24 +157,31 @@ def _ratio(gpus: int, cpus: int | None) -> int | float | None:
 
 
 def resource_values(site: Site, queue: Queue, shape: JobShape) -> Values:
-    """Return the values of the placeholders of the `resources` of all queues, in bytes.
+    """Return the values of the placeholders of the `resources` of all queues: bytes or `Count`.
 
     They are None for resources that ``queue`` does not have.
     """
     names = {name for other in site.queues.values() for name in other.resources}
     values: dict[str, int | float | str | None] = {}
     for name in sorted(names):
-        on_node = _resource_share(queue.resources.get(name), queue, shape)
+        amount = queue.resources.get(name)
+        on_node = _resource_share(amount, queue, shape)
         of_job = on_node and on_node * shape.nodes
-        values[f"{name}_per_node"] = on_node
-        values[f"{name}_per_job"] = of_job
-        values[f"{name}_per_cpu"] = _share(of_job, shape.cpus)
-        values[f"{name}_per_gpu"] = _share(of_job, shape.gpus)
+        shares = {
+            f"{name}_per_node": on_node,
+            f"{name}_per_job": of_job,
+            f"{name}_per_cpu": _share(of_job, shape.cpus),
+            f"{name}_per_gpu": _share(of_job, shape.gpus),
+        }
+        for key, share in shares.items():
+            values[key] = share
+            if share is not None and isinstance(amount, Count):
+                values[key] = Count(share)
     return values
 
 
 def _resource_share(amount: int | None, queue: Queue, shape: JobShape) -> int | None:
-    """Return the bytes of a node that belong to the job's GPUs there, else to its CPUs."""
+    """Return the amount of a node that belongs to the job's GPUs there, else to its CPUs."""
     if amount is None:
         return None
     if shape.gpus:

@@ -19,6 +19,7 @@ from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
 from .demand import Machine
 from .directives import request_texts
+from .environments import is_too_old
 from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
 from .queues import smallest_job
@@ -55,10 +56,14 @@ class Trial:
     profile: Mapping[str, object]
     queues: tuple[str, ...]
     """The queues that the profile may use."""
+    environment: str = ""
+    """The name of the environment that is tried."""
 
     @property
     def place(self) -> tuple[str, ...]:
         """Location in the site file."""
+        if self.environment:
+            return ("environments", self.environment)
         return ("queues", self.queue) if self.queue else ("defaults",)
 
     def __str__(self) -> str:
@@ -70,7 +75,34 @@ def trials(site: Site) -> Iterator[Trial]:
     """Yield the trials of all queues of ``site``, and the one of its `defaults`."""
     for key in site.queues:
         yield from _QueueTrials(site, key).trials()
+    for name in site.environments:
+        yield _environment_trial(site, name)
     yield _defaults(site)
+
+
+def _environment_trial(site: Site, name: str) -> Trial:
+    """Return the smallest job with an environment, in the first queue whose driver is no reason."""
+    keys = [k for k in site.queues if not is_too_old(site.queues[k], site.environments[name])]
+    key = next(iter(keys), next(iter(site.queues)))
+    smallest = _smallest(site, key)
+    shape = f"environment {name}"
+    trial = _QueueTrials(site, key).trial(shape, {**smallest, **_named(name)})
+    return replace(trial, environment=name)
+
+
+def _named(name: str) -> dict[str, object]:
+    return {"environment": {"name": name}}
+
+
+def _required_environment(site: Site, key: str) -> dict[str, object]:
+    """Return the environment, as keys of a profile, of a site that allows only its own."""
+    if not site.environments_only:
+        return {}
+    queue = site.queues[key]
+    for name, environment in site.in_queue(key).environments.items():
+        if not is_too_old(queue, environment):
+            return _named(name)
+    return {}
 
 
 @dataclass(frozen=True)
@@ -85,21 +117,21 @@ class _QueueTrials:
     @property
     def gpus(self) -> int:
         """GPUs of a node."""
-        return self.queue.gpus_per_node or 0
+        return self.queue.worker_gpus
 
     def trials(self) -> Iterator[Trial]:
         """Yield one trial for each shape."""
         smallest = _smallest(self.site, self.key)
-        yield self._trial(SMALLEST, smallest)
+        yield self.trial(SMALLEST, smallest)
         shapes = [*self._parts_of_a_node(), *self._nodes(), *self._without_gpus()]
         for shape, keys in shapes:
-            yield self._trial(shape, keys)
-        if len(self.queue.gpu_types) > 1:
+            yield self.trial(shape, keys)
+        if self.gpus and len(self.queue.gpu_types) > 1:
             for name in self.queue.gpu_types:
-                yield self._trial(f"GPU type {name}", {**smallest, "gpu_type": name})
+                yield self.trial(f"GPU type {name}", {**smallest, "gpu_type": name})
         yield from self._options(smallest)
         if limit := self.queue.longest_walltime(self.queue.min_nodes or 1):
-            yield self._trial("walltime at the limit", {**smallest, "walltime": f"{limit}s"})
+            yield self.trial("walltime at the limit", {**smallest, "walltime": f"{limit}s"})
         yield from self._head(smallest)
 
     def _options(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
@@ -109,7 +141,7 @@ class _QueueTrials:
         for name, option in site.options.items():
             if option.default is None and not option.required:
                 options = dict.fromkeys((*required, name), ACCOUNT)
-                yield self._trial(f"option {name}", {**smallest, "options": options})
+                yield self.trial(f"option {name}", {**smallest, "options": options})
 
     def _parts_of_a_node(self) -> Iterator[tuple[str, dict[str, object]]]:
         if self.queue.exclusive or not self._has_layout("workers"):
@@ -139,11 +171,11 @@ class _QueueTrials:
             yield "CPU", {"gpus": 0}
 
     def _head(self, smallest: Mapping[str, object]) -> Iterator[Trial]:
-        without_gpus = (key for key, queue in self.site.queues.items() if not queue.gpus_per_node)
+        without_gpus = (key for key, queue in self.site.queues.items() if not queue.worker_gpus)
         key = next(without_gpus, self.key if self._takes_cpu_jobs() else None)
         if key is None or smallest.get("layout") == "mpi" or not self._allows_jobs(2):
             return
-        yield self._trial("head of its own", {**smallest, "head": {"queue": key}}, key)
+        yield self.trial("head of its own", {**smallest, "head": {"queue": key}}, key)
 
     def _takes_cpu_jobs(self) -> bool:
         """Return whether jobs without GPUs may run in the queue."""
@@ -170,7 +202,8 @@ class _QueueTrials:
         site = self.site.in_queue(self.key)
         return scheduler.spans_nodes(request_texts(site, scheduler, gpus=True, nodes=2))
 
-    def _trial(self, shape: str, keys: Mapping[str, object], head_queue: str = "") -> Trial:
+    def trial(self, shape: str, keys: Mapping[str, object], head_queue: str = "") -> Trial:
+        """Return the trial of a profile with these ``keys`` in this queue."""
         profile: dict[str, object] = {
             "layout": "workers",
             "queue": self.key,
@@ -178,6 +211,7 @@ class _QueueTrials:
             "account": ACCOUNT,
             "run_on": "head",
             **_required_options(self.site.in_queue(self.key)),
+            **_required_environment(self.site, self.key),
             **keys,
         }
         queues = dict.fromkeys((self.key, head_queue or self.key))
@@ -210,7 +244,7 @@ def _layouts(site: Site, key: str) -> tuple[str, ...]:
 def _smallest(site: Site, key: str) -> dict[str, object]:
     """Return the keys of the smallest profile for a queue."""
     queue = site.queues[key]
-    per_node = queue.gpus_per_node or 0
+    per_node = queue.worker_gpus
     if not per_node:
         return {"gpus": 0}
     gpus = smallest_job(queue)
@@ -241,6 +275,7 @@ def _defaults(site: Site) -> Trial:
     if "gpus" not in defaults and "groups" not in defaults:
         added |= _smallest(site, first)
     added |= _required_options(site.in_queue(first))
+    added |= _required_environment(site, first)
     if defaults.get("run_on") == "ranks":
         added["run"] = ["program.py"]
     keys = {name: value for name, value in added.items() if name not in defaults}
@@ -331,7 +366,7 @@ def _tried(site_file: SiteFile, trial: Trial, profile: Document) -> Tried:
 
 def _spec(site_file: SiteFile, trial: Trial, profile: Document) -> ClusterSpec:
     own = _site_of(site_file, trial, profile)
-    return make_spec(profile, site=own, name="check")
+    return make_spec(profile, site=own, name="check", of_user=False)
 
 
 def _same_requests(

@@ -142,6 +142,24 @@ def _gres(value: str) -> words.Settings | None:
     return settings and {**settings, **({words.REST: others} if others else {})}
 
 
+def _others(line: str) -> list[str]:
+    """Return the generic resources of a line that requests only these, and no GPUs; else []."""
+    try:
+        words_of_line = shlex.split(line)
+    except ValueError:  # which `options` reports
+        return []
+    if words_of_line[:1] == ["--gres"]:
+        words_of_line = [f"--gres={' '.join(words_of_line[1:])}"]
+    found = re.fullmatch(r"--gres=([\w:.,=/-]+)", " ".join(words_of_line))
+    parts = found[1].split(",") if found else []
+    names = {_gres_name(part) for part in parts}
+    return [] if names & {"gpu", "shard", "mps", "none", "help", ""} else parts
+
+
+def _gres_name(part: str) -> str:
+    return re.split("[:=]", part.removeprefix("gres/").removeprefix("gres:"))[0]
+
+
 def _memory(value: str) -> words.Settings | None:
     return words.memory(f"{value}M" if value.isdecimal() else value)
 
@@ -253,17 +271,31 @@ class Slurm(Scheduler):
     def array(self, count: int) -> str:
         return f"--array=0-{count - 1}"
 
+    def joined(self, lines: Sequence[str]) -> list[str]:
+        # Of two --gres, sbatch takes the last one.
+        others = [line for line in lines if _others(line)]
+        parts = [part for line in others for part in _others(line)]
+        rest = [line for line in lines if line not in others]
+        first = next((line for line in rest if re.match(r"--gres=[^\s\"']+$", line)), None)
+        if first is None:
+            return [*rest, *([f"--gres={','.join(parts)}"] if parts else [])]
+        return [",".join([line, *parts]) if line is first else line for line in rest]
+
     def options(self, line: str) -> set[str]:
+        if parts := _others(line):  # `joined` adds them to the GPUs
+            return {f"gres/{_gres_name(part)}" for part in parts}
         words = shlex.split(line)
         found = set()
         for word, following in zip(words, [*words[1:], ""]):
             if re.fullmatch(r"--gpu-bind=(verbose,)?none|--export=NONE", word):
                 continue  # no binding; the job sets all variables that it needs
             if word.startswith("--"):
-                name, equals, value = word[2:].partition("=")
+                name, _, value = word[2:].partition("=")
                 found.add(name.lower())
-                if name == "gres" and (value if equals else following).startswith("gpu"):
-                    found.add("gres/gpu")
+                if name == "gres":
+                    found |= {
+                        f"gres/{_gres_name(part)}" for part in (value or following).split(",")
+                    }
             elif word.startswith("-") and len(word) > 1:
                 found.add(_long_option(word[1]))
             if not (_takes_value(word) or following.startswith("-") or not following):

@@ -17,7 +17,7 @@ from ..support.each import each
 from ..unit.support import PYTHON
 
 EXAMPLES: list[tuple[str, dict[str, object], str]] = [
-    ("adastra", {"gpus": 8}, "--constraint=MI250|--exclusive|--account=svd"),
+    ("adastra", {"gpus": 0, "gpus_per_job": None}, "--constraint=MI250|--exclusive|--account=svd"),
     ("alpine", {"gpus": 2}, "--partition=aa100|--qos=gpu-normal|--gres=gpu:a100-40gb:2"),
     ("apolo", {"gpus": 2}, "-p accel|--gres=gpu:2"),
     ("bede", {"gpus": 4}, "--partition=gpu|--nodes=1|--gres=gpu:4"),
@@ -39,8 +39,8 @@ EXAMPLES: list[tuple[str, dict[str, object], str]] = [
     ("lovelace", {"gpus": 1}, "-p gpu_h100|--gpus 1"),
     (
         "lumi",
-        {"gpus": 8, "account": "project_2001234"},
-        "--partition=standard-g|--nodes=1|--gpus-per-node=8|--account=project_2001234",
+        {"gpus": 0, "gpus_per_job": None, "account": "project_2001234"},
+        "--partition=standard-g|--nodes=1|--account=project_2001234",
     ),
     ("midway3", {"gpus": 1}, "--partition=gpu|--gres=gpu:1|--constraint=v100|--ntasks-per-node=1"),
     ("mila", {"queue": "unkillable", "gpu_type": "a100l"}, "--partition=unkillable"),

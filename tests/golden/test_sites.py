@@ -48,7 +48,9 @@ LAUNCHER = re.compile(r"--workers (\S+ .*?) sh ")
 
 def shapes(name: str) -> dict[str, dict[str, object]]:
     """Return the profiles that are tried on a site."""
-    most = max(queue.gpus_per_node or 0 for queue in load_site(name).site.queues.values())
+    most = max(queue.worker_gpus for queue in load_site(name).site.queues.values())
+    if not most:
+        return {"CPU workers": {"gpus": 0}}
     part: dict[str, object] = {"gpus": most // 2, "gpus_per_job": most // 2}
     return {
         "one GPU": {"gpus": 1},

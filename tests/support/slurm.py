@@ -16,7 +16,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from .processes import boot, free_ports, patience, put_aside, reaper, stop, until, until_answer
@@ -61,9 +61,10 @@ class PrivateSlurm:
     def __init__(
         self, folder: Path, nodes: int = 4, gpus: int = 4, cpus: int = 16, extra: str = "", accounting: bool = False,
         memory: int = 65536, devices: Sequence[str] = (), isolated: bool = False,
-        features: str = "", types: Sequence[str] = (), ports: Callable[[int], list[int]] = free_ports,
+        features: str = "", types: Sequence[str] = (), counted: Mapping[str, int] | None = None,
+        ports: Callable[[int], list[int]] = free_ports,
     ) -> None:  # fmt: skip
-        """``memory`` of a node in MiB. ``types`` of its GPUs, one for each. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
+        """``memory`` of a node in MiB. ``counted``: other generic resources of a node, and their numbers. ``types`` of its GPUs, one for each. ``devices``: device files of real GPUs, for one node; ``isolated``: a job can open
         only its own ones, if this kernel has version 1 of cgroups and we are root."""
         self.folder, self.nodes, self.cpus, self.extra, self.accounting = (
             folder,
@@ -73,7 +74,8 @@ class PrivateSlurm:
             accounting,
         )
         self.memory, self.devices, self.isolated = memory, devices, isolated
-        self.features, self.types, self._choose_ports = features, types, ports
+        self.features, self.types, self.counted = features, types, counted or {}
+        self._choose_ports = ports
         self.gpus = len(devices) or len(types) or gpus
         self.conf = folder / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -177,9 +179,9 @@ class PrivateSlurm:
         lines = [f"{key}={value}" for key, value in settings.items()]
         gres = ""
         if self.gpus:
-            lines.append("GresTypes=gpu")
+            lines.append(f"GresTypes={','.join(['gpu', *self.counted])}")
             numbers = {f"gpu:{name}": self.types.count(name) for name in self.types}
-            numbers = numbers or {"gpu": self.gpus}
+            numbers = {**(numbers or {"gpu": self.gpus}), **self.counted}
             gres = f" Gres={','.join(f'{name}:{number}' for name, number in numbers.items())}"
         features = f" Features={self.features}" if self.features else ""
         for n in range(1, self.nodes + 1):
@@ -198,6 +200,7 @@ class PrivateSlurm:
             if self.types
             else gpus
         )
+        gpus += [f"Name={name} Count={number}" for name, number in self.counted.items()]
         (self.folder / "gres.conf").write_text(
             "\n".join(["AutoDetect=off", *gpus, ""]) if gpus else ""
         )

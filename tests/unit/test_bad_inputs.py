@@ -151,7 +151,7 @@ def test_an_undefined_variable_in_a_template_is_named(home: Path) -> None:
         ("--tres-bind=gres/gpu:single:1", "NVLink"), ("--tres-per-task=gres/gpu:1", "NVLink"), ("--tres-per-t cpu:2", "--cpus-per-task"),
         ("--ntasks=4", "one task per node"), ("-d after:1", "dependency"),
         ("--cluster=x", "cluster"), ("--test-only", "submit nothing"), ("--test", "submit nothing"), ("--requeue", "started again"),
-        ("--export=ALL", "in `env`"), ("--export-file=x", "in `env`"), ("--gres=nvme:100", "gres"), ("--gres gpu:8", "gres"),
+        ("--export=ALL", "in `env`"), ("--export-file=x", "in `env`"), ("--gres=nvme:100,gpu:1", "gres"), ("--gres gpu:8", "gres"),
         ("--comment='x' --partition=gpu", "partition"), ("--signal=USR1", "signal"), ("-c 4", "cpus-per-task"), ("-M other", "cluster"),
     ],
 )  # fmt: skip

@@ -468,7 +468,7 @@ def test_one_worker_where_dask_jobqueue_starts_several_is_noted(
         ({"ngpus": 2}, "use n_workers"),
         ({"ncores": 2}, "use cpus_per_job=…"),
         ({"script": "x.py"}, "use `gpujobs submit`"),
-        ({"software": "x"}, "use environment={'setup': …}"),
+        ({"conda_env": "x"}, "use environment={'setup': …}"),
         ({"environ": {}}, "use env=…"),
         ({"logdirectory": "/x"}, "did you mean `log_directory`?"),
         ({"rmm_pool_sise": 0.5}, "did you mean workers={'rmm_pool_size': …}?"),

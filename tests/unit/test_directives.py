@@ -39,7 +39,7 @@ def write(home: Path, scheduler: str, *directives: str, queue: str = "", own: st
     [
         ("slurm", "--partition=a", "--partition=b", "partition"),
         ("slurm", "-p a", "--part=b", "partition"),
-        ("slurm", "--qos=a", "--gres=nvme:100", "gres"),
+        ("slurm", "--qos=a", "--gres=gpu:1,nvme:100", "gres"),
         ("slurm", "--qos=a", "-q b", "qos"),
         ("slurm", "--mail-type=END", "--mail-type=FAIL", "mail-type"),
         ("pbs", "-q a", "-q b", "-q"),
@@ -93,10 +93,13 @@ def test_the_account_and_a_line_of_the_site(home: Path) -> None:
 
 
 def test_a_built_in_request_and_a_line_of_the_site(home: Path) -> None:
-    write(home, "slurm", "--gres=nvme:100")
+    write(home, "slurm", "--gres=gpu:1")
     text = (home / "s.yaml").read_text()
     (home / "s.yaml").write_text(re.sub(r"request:\n  - .*\n", "", text))
-    assert "`--gres=nvme:100`: gres is written by gpujobs" in error_of(home, "gpus: 4\n")
+    assert "`--gres=gpu:1`: gres is written by gpujobs" in error_of(home, "gpus: 4\n")
+    (home / "s.yaml").write_text((home / "s.yaml").read_text().replace("gpu:1", "nvme:100"))
+    (jobs,) = made_plan(home, "gpus: 4\n").groups
+    assert [line for line in jobs.lines if "gres" in line] == ["--gres=gpu:4,nvme:100"]
 
 
 def test_two_lines_of_the_profile(home: Path) -> None:

@@ -202,6 +202,69 @@ def check_beside(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folder.sent("render profile.yaml --site ./machine.yaml") == {*OF_SITE, "profile.yaml"}
 
 
+def check_environments(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a site that a received profile names with them: no program of it runs, and no rule is left out."""
+    mark = f": > {folder.marks}/ran"
+    evil = {
+        "setup": mark,
+        "python": folder.program(folder.path / "python"),
+        "description": f"$({mark})",
+    }
+    image = {"container": {"runtime": "charliecloud", "image": f"/$({mark})"}}
+    site = {**BASE, "environments": {"evil": evil, "image": image}, "environments_only": True}
+    folder.write("machine.yaml", text_of(site))
+    folder.write(
+        "profile.yaml", text_of({**PROFILE, "site": "./machine.yaml", "environment": "evil"})
+    )
+    commands = ("plan profile.yaml", "render profile.yaml", "sites environments ./machine.yaml")
+    commands += ("sites check ./machine.yaml", "plan profile.yaml --set environment=image")
+    assert folder.see(*commands) == Seen(read=SITE - {"base.yaml"} | {"profile.yaml"})
+    for own in (
+        {"python": str(folder.path / "numpy.py")},
+        {"setup": mark},
+        {"container": {"image": "docker://x/y"}},
+    ):
+        text = {**PROFILE, "site": "./machine.yaml", "environment": {"name": "evil", **own}}
+        folder.write("profile.yaml", text_of(text))
+        refused = folder.see("plan profile.yaml", "submit profile.yaml")
+        assert (
+            refused.refused == {"plan profile.yaml", "submit profile.yaml"} and refused.ran == set()
+        )
+
+
+def check_defaults(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the user: its keys count. Of anyone else, or beside a profile: it is refused, or not read."""
+    own = folder.home / ".config" / "gpujobs" / "defaults.yaml"
+    own.parent.mkdir(parents=True)
+    keys = {
+        "account": "p1",
+        "environment": {
+            "setup": f": > {folder.marks}/ran",
+            "python": folder.program(folder.path / "python"),
+        },
+    }
+    own.write_text(text_of(keys))
+    own.chmod(0o600)
+    folder.write("base.yaml", text_of(BASE))
+    folder.write("profile.yaml", text_of({**PROFILE, "site": "./base.yaml"}))
+    folder.write("defaults.yaml", "account: of-the-sender\n")
+    commands = ("plan profile.yaml", "render profile.yaml")
+    assert folder.see(*commands) == Seen(read=SITE - {"machine.yaml"} | {"profile.yaml"})
+    assert folder.sent("plan profile.yaml") == OF_SITE - {"sites/machine.yaml"} | {"profile.yaml"}
+    for change in (lambda: own.chmod(0o622), lambda: own.parent.chmod(0o777)):
+        change()
+        assert folder.see(*commands).refused == set(commands)
+        own.chmod(0o600)
+    own.parent.chmod(0o700)
+    own.unlink()
+    own.symlink_to(folder.path / "defaults.yaml")
+    (folder.path / "defaults.yaml").chmod(0o666)
+    assert folder.see("plan profile.yaml").refused == {"plan profile.yaml"}
+    own.unlink()
+    own.write_text("run: [true]\n")
+    assert folder.see("plan profile.yaml").refused == {"plan profile.yaml"}
+
+
 def check_profile(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder.path / "machine.yaml").unlink()
     setup = f"touch {folder.marks}/setup; x=$(touch {folder.marks}/setup)"
@@ -281,6 +344,21 @@ ROWS: dict[str, tuple[tuple[str, str, str, str, str], Callable[..., None]]] = {
             "only these, and no link that leads to another kind of file", "never",
         ),
         check_beside,
+    ),
+    "`environments` of a site file": (
+        (
+            "with the site file",
+            "never; `setup` runs in jobs, and `bash -n` checks it without executing it", "never",
+            "with the site file", "never",
+        ),
+        check_environments,
+    ),
+    "`defaults.yaml` in your configuration folder": (
+        (
+            "yes, if only you or root could have written it", "never; it has three keys of a profile", "never",
+            "never", "never",
+        ),
+        check_defaults,
     ),
     "profile": (
         ("yes", "never; `bash -n` checks `setup` without executing it", "never", "with `--host`", "never"),

@@ -501,8 +501,7 @@ def test_a_job_that_waits_and_has_lost_its_workers_was_requeued(
 ) -> None:
     """``left``: seconds since its worker left; None: it was never there. ``ended``: the cluster."""
     record, now = add(ledger, "7"), time.time()
-    started = {"node": "node1", "started": now - 20}
-    (record.path / "jobs" / "0.started").write_text(json.dumps(started))
+    write_job(record.path, 0, "started", began=now - 20)
     (record.path / "head-1").mkdir()
     (name,) = record.worker_names(0, "")
     if left is not None:

@@ -195,7 +195,8 @@ def test_an_option_that_the_site_does_not_have(home: Path) -> None:
     [
         ("storage: {directive: '-l x=1'}", "`options.storage.directive` must have {storage}"),
         ("storage: {directive: 'x={storage}'}", "does not start with '-'"),
-        ("storage: {default: x}", "`options.storage.directive` is required"),
+        ("storage: {default: x}", "`options.storage` needs `directive`: no line of the site has"),
+        ("storage: {}", "needs `default` or `required: true` without `directive`"),
         ("storage: {directive: '-l x={storage}', default: 'a b'}", "cannot stand in a directive"),
         ("storage: {directive: '-l x={storage}', default: '{x}'}", "{x} is not a placeholder"),
         ("storage: {directive: '-l x={storage}', pattern: '['}", "is not a regular expression"),

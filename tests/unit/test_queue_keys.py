@@ -176,7 +176,7 @@ def test_the_memory_of_cpu_workers_is_the_share_of_their_cpus(home: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("-x {nvme_per_node}", "is not a placeholder"),
+        ("-x {nvme_per_node}", "needs a unit, as in {nvme_per_node:GB}"),
         ("-x {nvme:GB}", "is not a placeholder"),
         ("-x {disk_per_node:GB}", "{disk_per_node:GB} is not a placeholder; "),
         ("-x {gpu_memory}", "needs a unit, as in {gpu_memory:GB}"),
