@@ -105,7 +105,8 @@ def test_ctrl_c_leaves_nothing_on_any_machine(cli: Cli) -> None:
     (cluster,) = [path.parents[1].name for path in logs(cli)]
     assert len(nodes_of(cluster)) == 2
     os.killpg(running.pid, signal.SIGINT)
-    assert running.wait(patience(60)) == 130
+    running.communicate(timeout=patience(60))
+    assert running.returncode == 130
     nothing_is_left(cluster)
 
 
@@ -133,7 +134,7 @@ def test_nothing_is_left_on_a_machine_when_all_else_is_killed(cli: Cli, machines
 
 
 def network(process: psutil.Process | None = None) -> str:
-    return os.readlink(f"/proc/{process.pid if process else 'self'}/ns/net")
+    return str(Path(f"/proc/{process.pid if process else 'self'}/ns/net").readlink())
 
 
 @pytest.mark.stub

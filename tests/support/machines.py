@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import pwd
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .cli import NVML
-from .processes import patience, reaper, stop, until
+from .processes import reaper, stop, until
 from .sge import missing as no_namespaces
 from .sshd import SSHD
 from .sshd import missing as no_sshd
@@ -120,8 +122,14 @@ class Machines:
 
     def _remove_network(self) -> None:
         for name in self.names:
-            if Path(f"/run/netns/{self._space(name)}").exists():
-                _ip("netns", "del", self._space(name))
+            space = self._space(name)
+            if Path(f"/run/netns/{space}").exists():
+                for pid in _ip("netns", "pids", space).split():  # sshd of a connection that is lost
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                _ip("netns", "del", space)
+            with contextlib.suppress(subprocess.CalledProcessError):  # it goes with the namespace
+                _ip("link", "del", self._port(name))
         if Path(f"/sys/class/net/gpujobs-ssh{self.slot}").exists():
             _ip("link", "del", f"gpujobs-ssh{self.slot}")
 
@@ -159,5 +167,5 @@ class Machines:
         Path("/run/sshd").mkdir(exist_ok=True)
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=patience(60))
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
