@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ..schedulers.local import INHERIT
+from ..schedulers.local import AGENT, INHERIT
 from .process import PYTHON, environment, spawn
 
 KILL_DELAY = 10.0
@@ -39,7 +39,7 @@ def submit(script: str, *, inherit: bool = False) -> str:
     options = dict(re.findall(r"^#LOCAL --(\w+)=(.*)$", script, re.M))
     output = Path(options["output"])
     shell = script.splitlines()[0].removeprefix("#!").split()
-    passed: Iterable[str] = PYTHON
+    passed: Iterable[str] = (*PYTHON, AGENT)
     own: dict[str, str] = {}
     if inherit:
         passed = os.environ

@@ -128,22 +128,30 @@ def _submit_folder(folder: Path, after: str | None, uploads: tuple[Path, ...]) -
 @options.site_option
 @options.settings_option
 @options.flag("--here", "inside", help="In the job of this shell; submit nothing.")
-def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bool) -> None:
+@click.option("--machines", metavar="HOST,…", help="On these machines by ssh, in no job.")
+def run(
+    words: tuple[str, ...],
+    site: str | None,
+    settings: Document,
+    inside: bool,
+    machines: str | None,
+) -> None:
     """Start a cluster in this job, run a command in it, and end it.
 
-    On all nodes and GPUs of the job: inside salloc, qsub -I, bsub -Is or an own batch script.
-    COMMAND replaces `run` of PROFILE, which ends in .yaml. Exits with the code of the command.
+    On all nodes and GPUs of the job: inside salloc, qsub -I, bsub -Is or an own batch script. With
+    --machines: in no job, on the free GPUs of these machines. COMMAND replaces `run` of PROFILE,
+    which ends in .yaml. Exits with the code of the command.
     """
     if not inside:
         hint = "`gpujobs submit PROFILE --wait` submits jobs and waits for the command"
         raise InputError("run needs --here: it starts a cluster in this job", hint=hint)
     from ..batch import process
     from ..clusters import here, prepare
+    from ..clusters.machines import spec_on_machines
     from ..config import spec
     from ..config.document import Document, read
 
-    job = here.find_job()
-    if not job.granted.on_node:
+    if machines is None and not (job := here.find_job()).granted.on_node:
         process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
     base, name, profile, command = None, "here", Document({}), list(words)
     if command and command[0].endswith((".yaml", ".yml")):
@@ -154,9 +162,13 @@ def run(words: tuple[str, ...], site: str | None, settings: Document, inside: bo
     own = spec.laid_over(settings, profile)
     if not own.value.get("run"):
         raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
-    found, devices, note = here.cluster_here(own, site=site, base=base, name=name)
-    plan = prepare.make_cluster_plan(found, devices=devices)
-    progress.write(note)
+    if machines is None:
+        found, devices, note = here.cluster_here(own, site=site, base=base, name=name)
+        plan = prepare.make_cluster_plan(found, devices=devices)
+        progress.write(note)
+    else:
+        found = spec_on_machines(own, machines.split(","), site=site, base=base, name=name)
+        plan = prepare.make_cluster_plan(found)
     _write_notes(plan)
     _run_to_end(found, plan)
 

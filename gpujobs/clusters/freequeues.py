@@ -71,7 +71,7 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
         return listed_devices(listed), {}
     try:
         devices = visible_to_nvml()
-        own = _of_clusters() if devices else {}
+        own = gpus_of_clusters() if devices else {}
         users = {device: own.get(_identity(device)) or _users(device) for device in devices}
     except Exception:  # no package, driver or device: no GPU that CUDA workers could use
         return [], {}
@@ -79,7 +79,7 @@ def _gpus() -> tuple[list[str], dict[str, str]]:
     return free, {index: processes for index, processes in users.items() if processes}
 
 
-def _of_clusters() -> dict[str, str]:
+def gpus_of_clusters() -> dict[str, str]:
     """Return the GPUs of jobs of this user's clusters, whose workers may start only now."""
     from ..batch import localqueue
 

@@ -43,7 +43,13 @@ def make_cluster_plan(
     texts += [("groups", name, "environment", "setup") for name in spec.profile.groups]
     if problems := list(bash_problems(spec.document, texts)):
         raise InputError(problems)
-    machine = machine_of(spec, devices)
+    machine: Machine | None
+    if spec.site.site.machines:
+        from .machines import on_machines
+
+        spec, machine = on_machines(spec)
+    else:
+        machine = machine_of(spec, devices)
     folder = Path(spec.document.position(("run",)).source).parent
     spec, module_notes = with_modules(spec, replaces)
     spec = with_dask_files(spec)

@@ -383,6 +383,11 @@ class Site(_OfSiteOrQueue):
         "login nodes for ssh; the first is used where its batch scheduler is not",
         default=(),
     )
+    machines: tuple[str, ...] = optional(
+        Items(kinds.MACHINE),
+        "`scheduler: local` only: machines for ssh; a job has the free GPUs of all of them",
+        default=(),
+    )
     environment_variables: dict[str, str] = optional(
         Table(kinds.VARIABLE_NAME, PATTERN),
         "variable → regular expression; if all match, this selects the site before `hostnames`",
@@ -484,6 +489,7 @@ class Site(_OfSiteOrQueue):
                 raise ValueErrorInside(str(error), "queues", key, "network") from None
         if self.cluster and not get_scheduler(self.scheduler).multi_cluster:
             raise ValueErrorInside(f"{self.scheduler} does not support it here", "cluster")
+        self._check_machines()
         for place, section in self.sections():
             self._check_account(section.account, *place)
         self._check_lines()
@@ -513,6 +519,18 @@ class Site(_OfSiteOrQueue):
             for key in _LINES:
                 for number, line in enumerate(getattr(section, key) or ()):
                     yield (*place, key, number), line
+
+    def _check_machines(self) -> None:
+        """Refuse machines beside a batch scheduler or another launcher, and one named twice."""
+        message = ""
+        if self.machines and not get_scheduler(self.scheduler).on_this_machine:
+            message = f"{self.scheduler} finds its nodes by itself; `scheduler: local` has machines"
+        elif self.machines and self.node_launcher:
+            message = "are started by ssh; `node_launcher` is another launcher"
+        elif len(set(self.machines)) < len(self.machines):
+            message = "has a machine twice"
+        if message:
+            raise ValueErrorInside(message, "machines")
 
     def sections(self) -> Iterator[tuple[tuple[str, ...], Site | Queue]]:
         """Yield the site and its queues, which may have the same keys, and their places."""
@@ -578,7 +596,8 @@ class Site(_OfSiteOrQueue):
     @property
     def one_machine(self) -> bool:
         """Whether all processes of its clusters are on this machine."""
-        return get_scheduler(self.scheduler).on_this_machine and not self.node_launcher
+        others = self.node_launcher or self.machines
+        return get_scheduler(self.scheduler).on_this_machine and not others
 
     def queue_name(self, key: str) -> str:
         """Return the batch scheduler's name of the queue entry ``key``."""

@@ -123,6 +123,12 @@ def _one_key(name: str) -> model.Schema:
 VARIABLE_NAME = model.Scalar(
     fields.variable_name, {"type": "string", "pattern": f"^{fields.VARIABLE}$"}
 )
+MACHINE = model.matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    " is not the name of a machine (letters, digits, `.`, `_` and `-`); ssh's configuration has "
+    "its user, port and key",
+    "a name",
+)
 SITE_DIRECTIVES = model.Items(_checked(fields.directive, with_options=True), extendable=True)
 OPTION_NAME = model.matching(
     rf"(?!({'|'.join(placeholders.RESOURCES)})$){placeholders.RESOURCE_NAME}",

@@ -23,7 +23,7 @@ from pathlib import Path
 from ..errors import InputError
 from .document import Document, effective_text, parse, read_bytes
 
-ACTS = ("commands", "hosts", "quota_command")
+ACTS = ("commands", "hosts", "machines", "quota_command")
 """Keys of a site with which gpujobs itself runs a command or opens a connection."""
 
 

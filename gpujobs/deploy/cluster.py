@@ -7,7 +7,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,8 +22,10 @@ from ..clusters.freequeues import this_machine, with_order
 from ..clusters.handle import ClusterHandle
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
+from ..clusters.machines import with_machines
 from ..clusters.owner import renew_lease, write_owner
 from ..clusters.prepare import make_cluster_plan
+from ..config.sitefiles import load_site
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
 from ..injob.folder import EndKind
@@ -384,6 +386,9 @@ class GPULocalCluster(GPUJobQueueCluster):
         ``gpus_per_job=0``; default then: none.
     CUDA_VISIBLE_DEVICES
         The GPUs to use, even if other processes use them, as ``"0,1"`` or ``[0, 1]``.
+    machines
+        Machines that ssh reaches, as ``["ws1", "ws2"]``: one job on the free GPUs of all, of fixed
+        size.
     host, scheduler_port, dashboard_address, scheduler_kwargs
         Options of a dask scheduler in this process. Without ``host``, all processes accept
         connections from this machine only. ``dashboard_address=None``: no dashboard.
@@ -405,6 +410,7 @@ class GPULocalCluster(GPUJobQueueCluster):
         *,
         n_workers: int | Literal["auto"] | None = None,
         CUDA_VISIBLE_DEVICES: Any = None,
+        machines: Iterable[str] = (),
         host: str | None = None,
         scheduler_port: int | None = None,
         dashboard_address: str | int | None = "",
@@ -415,8 +421,11 @@ class GPULocalCluster(GPUJobQueueCluster):
         if keywords.get("rmm_async") and keywords.get("rmm_pool_size") is not None:
             warnings.warn(_POOL_OF_ASYNC, FutureWarning, stacklevel=2)
         self._devices = device_list(CUDA_VISIBLE_DEVICES)
+        if isinstance(site, str) and not machines:
+            machines = load_site(site).site.machines
+        self._machines = tuple(machines)
         if n_workers is None or n_workers == "auto":
-            n_workers = _workers_on_free_gpus(self._devices, keywords)
+            n_workers = 0 if machines else _workers_on_free_gpus(self._devices, keywords)
         super().__init__(
             site,
             n_workers=n_workers,
@@ -431,12 +440,26 @@ class GPULocalCluster(GPUJobQueueCluster):
             **keywords,
         )
         self._first_workers = plain(n_workers)
+        if self._machines:
+            self._first_workers = self._pool.plan.n_workers
         if self._first_workers and not self.asynchronous:
             try:
                 self.sync(self._wait_for_first_workers)
             except BaseException:
                 self._abort()
                 raise
+
+    def _open(
+        self,
+        spec: ClusterSpec,
+        options: ClusterOptions,
+        n_workers: int | None,
+        notes: Iterable[str] = (),
+    ) -> None:
+        if self._machines:
+            spec = replace(spec, site=with_machines(spec.site, self._machines))
+            n_workers = None  # one job on all of them
+        super()._open(spec, options, n_workers, notes)
 
     def __await__(self) -> Generator[Any, Any, GPULocalCluster]:
         new = self.status == Status.created

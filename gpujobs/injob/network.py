@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .log import log
-from .names import CERTIFICATE, KEY, LOOPBACK, LOOPBACK_INTERFACE, PROTOCOL, is_encrypted
+from .names import (
+    CERTIFICATE,
+    KEY,
+    LOOPBACK,
+    LOOPBACK_INTERFACE,
+    MACHINES,
+    PROTOCOL,
+    is_encrypted,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +44,12 @@ def node_name() -> str:
 
 
 def job_nodes(environ: Mapping[str, str]) -> list[str]:
-    """Return the nodes as PBS, Torque, Grid Engine and LSF list them; LookupError without one."""
+    """Return the nodes as PBS, Torque, Grid Engine and LSF list them; LookupError without one.
+
+    They are the machines of a job without a batch scheduler.
+    """
+    if machines := environ.get(MACHINES):
+        return list(gpus_of_machines(machines))
     text = environ.get("LSB_HOSTS", "").replace(" ", "\n")
     for variable in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE"):
         if path := environ.get(variable):
@@ -46,6 +59,15 @@ def job_nodes(environ: Mapping[str, str]) -> list[str]:
     if not nodes:
         raise LookupError("the batch scheduler does not list the nodes of this job in a file")
     return list(dict.fromkeys(nodes))
+
+
+def gpus_of_machines(text: str) -> dict[str, list[str]]:
+    """Return the GPUs of each machine that the variable `MACHINES` lists, as ``ws1:0 ws2:0``."""
+    found: dict[str, list[str]] = {}
+    for place in text.split():
+        machine, _, gpu = place.partition(":")
+        found.setdefault(machine, []).append(gpu)
+    return found
 
 
 def own_address(interface: str | None) -> str:

@@ -45,8 +45,10 @@ class ManagedProcess:
         log: Path,
         environ: Mapping[str, str],
         stop: signal.Signals = signal.SIGTERM,
+        *,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
-        """``stop``: the signal that asks it to exit."""
+        """``stop``: the signal that asks it to exit. ``stdin``: a PIPE ends with this process."""
         self.name = name
         self.log = log
         self._stop = stop
@@ -57,7 +59,7 @@ class ManagedProcess:
             try:
                 self._process = subprocess.Popen(
                     argv,
-                    stdin=subprocess.DEVNULL,
+                    stdin=stdin,
                     stdout=output,
                     stderr=output,
                     env=environ,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,8 +28,20 @@ from .folder import (
 from .job import SCALE, Job, JobExit, failure, over, worker_names
 from .jobevents import job_facts
 from .log import append_output_to, log
-from .names import DRAIN, JUDGE, OWNER, PROTOCOL, RECORD, RUN, VERDICT, job_file
-from .network import Reach, dask_config, is_reachable, node_name, reach
+from .names import (
+    DRAIN,
+    JUDGE,
+    MACHINE,
+    MACHINES,
+    OWNER,
+    PROTOCOL,
+    RECORD,
+    RUN,
+    VERDICT,
+    VISIBLE,
+    job_file,
+)
+from .network import Reach, dask_config, gpus_of_machines, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
 from .process import ManagedProcess
 from .rank import job_log, node_file, report_lost
@@ -399,6 +412,8 @@ _NUMBERS = ("PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 """Variables in which a launcher may number the processes that it starts."""
 _STOP_TIMEOUT = 30.0
 """Seconds in which the supervisor of the job ends it after a signal."""
+_CONNECTION_TIMEOUT = 5.0
+"""The same after the end of ssh, and then for the end of the workers."""
 
 
 def claim_node(folder: Folder, options: SuperviseOptions) -> int:
@@ -424,6 +439,8 @@ class Node(Workers):
     role = "workers of a node"
 
     def __init__(self, options: SuperviseOptions) -> None:
+        if machine := os.environ.get(MACHINE):
+            os.environ[VISIBLE] = ",".join(gpus_of_machines(os.environ[MACHINES])[machine])
         attempt = int(os.environ.get("GPUJOBS_ATTEMPT", "1"))
         folder, problem, node = Folder(options.folder), "", 0
         try:
@@ -439,16 +456,32 @@ class Node(Workers):
         """Start the workers of this node, and supervise them."""
         if self._problem:
             raise failure(self._problem)
+        if MACHINE in os.environ:
+            threading.Thread(target=self._end_with_connection, daemon=True).start()
         super().work()
+
+    def _end_with_connection(self) -> None:
+        """Exit when ssh is gone, which closes stdin, and signals nothing."""
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        self._stop_at = min(self._stop_at, time.monotonic() + _CONNECTION_TIMEOUT)
+        time.sleep(2 * _CONNECTION_TIMEOUT)
+        for process in self.worker_processes:  # this process hangs, as in a folder that is gone
+            process.kill()
+        os._exit(EXIT_STOPPED)
+
+    def check_end(self) -> None:
+        """Exit also a while after a signal, or after the end of ssh."""
+        if time.monotonic() > self._stop_at:
+            raise JobExit(EXIT_STOPPED)
+        super().check_end()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Leave the end to the supervisor of the job, which moves data and stops `run` first."""
         self._stop_at = min(self._stop_at, time.monotonic() + _STOP_TIMEOUT)
 
     def check_stop(self) -> None:
-        """Exit a while after a signal."""
-        if time.monotonic() > self._stop_at:
-            raise JobExit(EXIT_STOPPED)
+        """Do nothing: `check_end` stops this node."""
 
     def scheduler_gone(self, address: str) -> JobExit:
         """Return the exit: the job ends."""

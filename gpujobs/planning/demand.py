@@ -33,6 +33,8 @@ class Machine:
     """GPUs of other jobs of the cluster."""
     nodes: int = 1
     """Number of machines like this one."""
+    places: tuple[str, ...] = ()
+    """MACHINE:GPU of a job on `machines` of the site; empty: its GPUs are of this machine."""
 
     def unused_nvlink(self, gpus: int, protocol: str) -> str:
         """Return what ``gpus`` workers do not use over dask's ``protocol``, and the cure; or ""."""

@@ -13,6 +13,7 @@ from ..config.profile import Profile
 from ..config.site import Queue, Site
 from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, RANK_SCRIPT, job_file
 from ..schedulers import Scheduler
+from ..schedulers.local import MACHINE_LAUNCHER
 from ..text import plural
 from . import workeroptions
 from .bash import Diagnostics, with_variables
@@ -180,7 +181,7 @@ class AllocationLayout(Layout):
         per_node = queue.gpus_per_node or 1
         if queue.exclusive:
             check_whole_nodes(gpus, queue, "it gives whole nodes")
-        if gpus > per_node:
+        if gpus > per_node or self.site.machines:
             check_whole_nodes(gpus, queue, "a job of several nodes has whole nodes")
             self._check_launcher(per_node)
         return gpus, -(-gpus // per_node)
@@ -199,12 +200,14 @@ class AllocationLayout(Layout):
         return n_workers
 
     def working_ranks(self, shape: JobShape) -> int:
-        """Return the number of nodes that a launcher starts: 0 for one node, which needs none."""
-        return shape.nodes if shape.nodes > 1 else 0
+        """Return the number of nodes that a launcher starts: 0 for this node alone."""
+        return shape.nodes if shape.nodes > 1 or self.site.machines else 0
 
     @property
     def launcher_command(self) -> tuple[str, ...]:
         """The launcher of the site, else of the batch scheduler, with placeholders."""
+        if self.site.machines:
+            return MACHINE_LAUNCHER
         return self.site.node_launcher or self.scheduler.node_launcher
 
     def launcher(self, shape: JobShape) -> list[str]:

@@ -58,7 +58,7 @@ class Plan:
     start_workers: int
     lifetime: Lifetime
     devices: tuple[str, ...] = ()
-    """GPUs of this machine for the local site, in the order in which jobs take them."""
+    """GPUs for the local site, in the order in which jobs take them; of `machines` MACHINE:GPU."""
     notes: tuple[str, ...] = ()
     """Information for the user, such as keys that are ignored."""
     avoid: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -311,6 +311,8 @@ class _Planner:
     def _devices(self, gpus: int) -> tuple[str, ...]:
         if self.machine is None:
             return ()
+        if self.machine.places:
+            return self.machine.places
         if self.elastic:
             return self.machine.gpus
         return self.machine.gpus[:gpus]

@@ -366,6 +366,7 @@ def _environment_variables(plan: Plan, script: Script) -> dict[str, object]:
         "loopback": plan.transport_of(jobs).loopback,
         "ports": layout.site.network.ports or "",
         "devices": Bash(shlex.join(script.devices)),
+        "machines": " ".join(script.devices) if layout.site.machines else "",
     }
 
 

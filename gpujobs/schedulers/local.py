@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from ..injob.names import MACHINE
 from .base import Scheduler
 from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
 
@@ -12,6 +13,19 @@ _COMMAND = [sys.executable, "-m", "gpujobs.batch.localqueue"]
 
 INHERIT = "--inherit"
 """Argument of `submit`: jobs have the environment of the process that submits, and end with it."""
+
+SSH = (
+    "ssh", "-T", "-a", "-x", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=15",
+    "-oServerAliveCountMax=3", "-oControlPath=none", "-oClearAllForwardings=yes", "--",
+)  # fmt: skip
+"""Starts a program on another machine, whose name follows, over a connection of its own.
+
+A password is never asked for. A machine that does not answer any more ends it after 45 s.
+"""
+AGENT = "SSH_AUTH_SOCK"
+"""The variable of the user's ssh agent."""
+MACHINE_LAUNCHER = (*SSH, "{node}", "env", f"{MACHINE}={{node}}")
+"""Starts a process on one of the `machines` of a site, and tells it which one that is."""
 
 _STATUSES = {
     "RUNNING": JobStatus(JobState.RUNNING, "RUNNING"),
@@ -33,6 +47,7 @@ class Local(Scheduler):
     index_variable = "GPUJOBS_INDEX"
     job_variable = "$"
     on_this_machine = True
+    environment = (AGENT,)
 
     def output(self, root: str, cluster: str, array: bool) -> str:
         return f"{root}/{cluster}/logs/local"
