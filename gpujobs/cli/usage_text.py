@@ -42,7 +42,7 @@ from ..text import (
 _LEAST_KWH = 0.1
 _SHOWN_REMARK = 20
 """Characters of the last column that are worth more than a spare one."""
-GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE", "ENERGY")
+_GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
 
 
 def hours_text(hours: float, owner: str = "GPU") -> str:
@@ -91,31 +91,40 @@ def usage_text(usage: UsageReport, columns: int | None = None) -> str:
     parts += [f"  note       {problem}" for problem in usage.problems]
     parts += ["", _job_table(usage, columns)]
     if rows := group_rows(usage):
-        parts += ["", table(GROUP_HEADER, rows, columns)]
+        parts += ["", table(group_header(usage), rows, columns, spare=("ENERGY",))]
     if found := size_rows(usage):
         parts += ["", table(SIZE_HEADER, found, columns)]
         parts += [f"  {line}" for line in advice_lines(usage)]
     return "\n".join(parts)
 
 
+def group_header(usage: UsageReport) -> tuple[str, ...]:
+    """Return the header of `group_rows`."""
+    return (*_GROUP_HEADER, "ENERGY") if usage.energy else _GROUP_HEADER
+
+
 def group_rows(usage: UsageReport) -> list[tuple[str, ...]]:
-    """Return the GPU hours of each group, for `GROUP_HEADER`; none if there is only one."""
+    """Return the GPU hours and the energy of each group; none if there is only one."""
     if len(usage.group_hours) < 2:
         return []
-    energy = usage.group_energy
-    return [_group_row(name, hours, energy[name]) for name, hours in usage.group_hours.items()]
+    rows = []
+    for name, hours in usage.group_hours.items():
+        row = _group_row(name, hours)
+        if usage.energy:
+            row = (*row, _kwh(usage.group_energy[name]))
+        rows.append(row)
+    return rows
 
 
-def _group_row(name: str, hours: GpuHours, energy: Energy | None) -> tuple[str, ...]:
+def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
     if not hours.granted:
-        return (name, "-", "-", "-", "-", "-")
+        return (name, "-", "-", "-", "-")
     return (
         name,
         hours_text(hours.granted),
         hours_text(hours.connected),
         f"{hours_text(hours.busy)}, {percent_text(hours.busy_fraction)}",
         hours_text(hours.idle),
-        _kwh(energy),
     )
 
 
@@ -248,12 +257,11 @@ def _energy_facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
     gpus = [gpu for job in usage.jobs for gpu in job.gpu_samples if gpu.samples]
     energy = usage.energy
     if energy is not None:
-        power = f"{energy.mean_power:.0f} W a GPU on average"
+        meaning = f"{energy_text(energy.idle_kwh)} of it idle, {energy.mean_power:.0f} W a GPU"
         without = sum(measured_energy(gpu.samples) is None for gpu in gpus)
         if without:
-            power += f"; {plural(without, 'GPU')} without a counter"
-        yield "energy", energy_text(energy.kwh), power
-        yield "idle", energy_text(energy.idle_kwh), "of it, while no program ran on the GPU"
+            meaning += f"; {plural(without, 'GPU')} without a counter"
+        yield "energy", energy_text(energy.kwh), meaning
     elif usage.has_slices:
         yield "energy", "unknown", NOT_WITH_MIG
     elif gpus:
@@ -368,6 +376,7 @@ def page(usage: UsageReport) -> str:
         energy_text=energy_text,
         axis=axis,
         groups=group_rows(usage),
+        group_header=[name.capitalize() for name in group_header(usage)],
         sizes=size_rows(usage),
         advice=advice_lines(usage),
         has_gpus=usage.has_gpus,

@@ -131,7 +131,7 @@ LINES: dict[str, list[Any]] = {
     ],
     "usage/0-vm.jsonl": [
         {"gpus": [{"uuid": "GPU-0", "memory": 17179869184}], "time": 1795421666.5},
-        {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024]},
+        {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024], "energy": [700.5]},
     ],
     "usage/1-vm.jsonl": [{"error": "no driver", "time": 1795421666.5}],
 }

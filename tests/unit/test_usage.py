@@ -217,7 +217,7 @@ def test_groups() -> None:
     assert re.search(r"^JOB +ID +GROUP +STATE", text, re.M)
     assert re.search(r"^3 +9 +prep +COMPLETED", text, re.M)
     assert re.search(r"^fit +10.2 GPU h +.* 76 %", text, re.M)
-    assert re.search(r"^prep +- +- +- +- +-$", text, re.M)
+    assert re.search(r"^prep +- +- +- +-$", text, re.M)
     html = page(found)
     assert "3: 9, group prep" in html and '<table id="groups">' in html
     assert "GROUP" not in usage_text(usage()) and '<table id="groups">' not in page(usage())
