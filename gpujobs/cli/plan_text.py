@@ -309,6 +309,8 @@ def _worker_text(group: JobGroup) -> str:
             kind += f", {workers.gpus_per_worker} GPUs"
         elif workers.workers_per_gpu > 1:
             kind += f", 1/{workers.workers_per_gpu} of a GPU"
+            if workers.mps:
+                kind += " through MPS"
     if shape.worker_memory:
         limit = f"memory limit {short_size_text(shape.worker_memory)}"
     return f"{kind}, {plural(shape.worker_threads, 'thread')}, {limit}"

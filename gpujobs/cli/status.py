@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -225,6 +226,10 @@ def _connections(report: ClusterReport) -> Iterator[str]:
     yield f"  workers  {connected} of {report.record.workers} connected{missing}"
     for group in report.groups:
         yield f"  {group.name:<8} {group.connected} of {group.wanted} connected"
+    sharing = Counter(gpu.uuid for job in report.jobs for gpu in job.gpus if gpu.mps)
+    if sharing:
+        workers = plural(max(sharing.values()), "worker")
+        yield f"  MPS      up to {workers} on a GPU use it at the same time"
 
 
 def _missing_workers(report: ClusterReport) -> str:

@@ -14,6 +14,7 @@ from ..clusters.ledger import GroupRecord
 from ..clusters.notebook import html_template
 from ..clusters.report import NOT_WITH_MIG, Json, job_json
 from ..clusters.usage import (
+    Energy,
     GpuHours,
     JobUsage,
     Phase,
@@ -21,6 +22,7 @@ from ..clusters.usage import (
     Steps,
     UsageReport,
     busy_fraction,
+    measured_energy,
     shorter_samples,
     timeline,
     total,
@@ -37,15 +39,21 @@ from ..text import (
     walltime_text,
 )
 
+_LEAST_KWH = 0.1
 _SHOWN_REMARK = 20
 """Characters of the last column that are worth more than a spare one."""
-GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
+_GROUP_HEADER = ("GROUP", "GRANTED", "CONNECTED", "BUSY", "IDLE")
 
 
 def hours_text(hours: float, owner: str = "GPU") -> str:
     """Return ``15.2 GPU h``; short times as ``12 GPU min`` or ``7 GPU s``."""
     number, unit = _time(hours)
     return f"{number} {owner} {unit}"
+
+
+def energy_text(kwh: float) -> str:
+    """Return ``1.25 kWh``, or less than a tenth of it in Wh."""
+    return f"{kwh:.2f} kWh" if kwh >= _LEAST_KWH else f"{1000 * kwh:.1f} Wh"
 
 
 def percent_text(fraction: float | None) -> str:
@@ -83,18 +91,29 @@ def usage_text(usage: UsageReport, columns: int | None = None) -> str:
     parts += [f"  note       {problem}" for problem in usage.problems]
     parts += ["", _job_table(usage, columns)]
     if rows := group_rows(usage):
-        parts += ["", table(GROUP_HEADER, rows, columns)]
+        parts += ["", table(group_header(usage), rows, columns, spare=("ENERGY",))]
     if found := size_rows(usage):
         parts += ["", table(SIZE_HEADER, found, columns)]
         parts += [f"  {line}" for line in advice_lines(usage)]
     return "\n".join(parts)
 
 
+def group_header(usage: UsageReport) -> tuple[str, ...]:
+    """Return the header of `group_rows`."""
+    return (*_GROUP_HEADER, "ENERGY") if usage.energy else _GROUP_HEADER
+
+
 def group_rows(usage: UsageReport) -> list[tuple[str, ...]]:
-    """Return the GPU hours of each group, for `GROUP_HEADER`; none if there is only one."""
+    """Return the GPU hours and the energy of each group; none if there is only one."""
     if len(usage.group_hours) < 2:
         return []
-    return [_group_row(name, hours) for name, hours in usage.group_hours.items()]
+    rows = []
+    for name, hours in usage.group_hours.items():
+        row = _group_row(name, hours)
+        if usage.energy:
+            row = (*row, _kwh(usage.group_energy[name]))
+        rows.append(row)
+    return rows
 
 
 def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
@@ -107,6 +126,10 @@ def _group_row(name: str, hours: GpuHours) -> tuple[str, ...]:
         f"{hours_text(hours.busy)}, {percent_text(hours.busy_fraction)}",
         hours_text(hours.idle),
     )
+
+
+def _kwh(energy: Energy | None) -> str:
+    return "-" if energy is None else energy_text(energy.kwh)
 
 
 # -- requested and used ----------------------------------------------------------------------------
@@ -219,11 +242,30 @@ def facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
         busy = _busy_text(hours.busy_fraction, slices=usage.has_slices)
         yield "busy", hours_text(hours.busy), f"of the samples: {busy}"
         yield "idle", hours_text(hours.idle), "sampled, and not busy"
+        yield from _energy_facts(usage)
         if usage.drained:
             jobs = plural(len(usage.drained), "job")
             yield "drained", hours_text(usage.saved_hours), f"not used: {jobs} left early"
-        for text in charges_text(usage.charges):
+        for text in charges_text(usage.hour_charges):
             yield "charge", text, "for the granted GPU hours"
+        for text in charges_text(usage.energy_charges):
+            yield "charge", text, "for the sampled energy"
+
+
+def _energy_facts(usage: UsageReport) -> Iterator[tuple[str, str, str]]:
+    """Yield the energy of the GPUs, or why it is not known; nothing without samples."""
+    gpus = [gpu for job in usage.jobs for gpu in job.gpu_samples if gpu.samples]
+    energy = usage.energy
+    if energy is not None:
+        meaning = f"{energy_text(energy.idle_kwh)} of it idle, {energy.mean_power:.0f} W a GPU"
+        without = sum(measured_energy(gpu.samples) is None for gpu in gpus)
+        if without:
+            meaning += f"; {plural(without, 'GPU')} without a counter"
+        yield "energy", energy_text(energy.kwh), meaning
+    elif usage.has_slices:
+        yield "energy", "unknown", NOT_WITH_MIG
+    elif gpus:
+        yield "energy", "unknown", "the GPUs have no counter, or an older gpujobs has not read it"
 
 
 _TIMES = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LOST)
@@ -232,11 +274,11 @@ _TIMES = (PhaseKind.PENDING, PhaseKind.STARTING, PhaseKind.RUNNING, PhaseKind.LO
 def _job_table(usage: UsageReport, columns: int | None) -> str:
     grouped = any(job.report.group for job in usage.jobs)
     times = [kind.name for kind in _TIMES]
-    header = ["JOB", "ID", *["GROUP"] * grouped, "STATE", "NODE", "GPUS", *times, ""]
+    energy = ["ENERGY"] if usage.energy else []
+    header = ["JOB", "ID", *["GROUP"] * grouped, "STATE", "NODE", "GPUS", *times, *energy, ""]
     rows = [_row(usage, job, grouped=grouped) for job in usage.jobs]
-    return table(
-        header, rows, columns, spare=("LOST", "STARTING", "GPUS", "PENDING"), last=_SHOWN_REMARK
-    )
+    spare = ("LOST", "STARTING", "GPUS", "PENDING", *energy)
+    return table(header, rows, columns, spare=spare, last=_SHOWN_REMARK)
 
 
 def _row(usage: UsageReport, job: JobUsage, *, grouped: bool) -> list[object]:
@@ -249,6 +291,7 @@ def _row(usage: UsageReport, job: JobUsage, *, grouped: bool) -> list[object]:
         report.node or "-",
         job.gpus,
         *(_length(phases, kind) for kind in _TIMES),
+        *([_kwh(job.energy)] if usage.energy else []),
         _remark(job),
     ]
 
@@ -330,8 +373,10 @@ def page(usage: UsageReport) -> str:
         cluster=usage.cluster,
         facts=list(facts(usage)),
         plural=plural,
+        energy_text=energy_text,
         axis=axis,
         groups=group_rows(usage),
+        group_header=[name.capitalize() for name in group_header(usage)],
         sizes=size_rows(usage),
         advice=advice_lines(usage),
         has_gpus=usage.has_gpus,
@@ -461,10 +506,16 @@ def usage_json(usage: UsageReport) -> dict[str, Json]:
         "gpu_hours": _hours_json(hours),
         "charges": dict[str, Json](usage.charges),
         "groups": [
-            {"name": name, "gpu_hours": _hours_json(hours), "busy": hours.busy_fraction}
+            {
+                "name": name,
+                "gpu_hours": _hours_json(hours),
+                "busy": hours.busy_fraction,
+                "energy": _energy_json(usage.group_energy[name]),
+            }
             for name, hours in usage.group_hours.items()
         ],
         "busy": hours.busy_fraction,
+        "energy": _energy_json(usage.energy),
         "most_gpus": usage.most_gpus,
         "received": None,  # it is not recorded; the key is for programs that read it
         "drained": {
@@ -485,6 +536,12 @@ def _hours_json(hours: GpuHours) -> dict[str, Json]:
     return {**asdict(hours), "idle": hours.idle}
 
 
+def _energy_json(energy: Energy | None) -> Json:
+    if energy is None:
+        return None
+    return {"kwh": energy.kwh, "idle_kwh": energy.idle_kwh, "mean_power": energy.mean_power}
+
+
 _OF_JOB = ("number", "id", "attempt", "node", "state", "phase", "reason", "exit_code")
 """Keys of `status --json`."""
 
@@ -500,6 +557,7 @@ def _job_json(usage: UsageReport, job: JobUsage) -> dict[str, Json]:
         "started": job.started,
         "served": job.served,
         "ended": job.ended,
+        "energy": _energy_json(job.energy),
         "replaced_by": job.replaced_by,
         "timeline": [asdict(phase) for phase in timeline(usage, job)],
         "workers": [
@@ -518,6 +576,7 @@ def _gpu_json(job: JobUsage, gpu: GpuSamples) -> dict[str, Json]:
         "memory": gpu.memory,
         "most_used": max((sample.used or 0 for sample in gpu.samples), default=None),
         "busy": busy_fraction(gpu.samples),
+        "energy": _energy_json(measured_energy(gpu.samples)),
         "samples": [
             [one.time, one.seconds, one.busy, one.used] for one in shorter_samples(gpu.samples)
         ],

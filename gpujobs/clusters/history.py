@@ -62,6 +62,8 @@ class Sample:
     """Percent."""
     used: int | None
     """Bytes of its memory."""
+    energy: float | None = None
+    """Joules."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,10 @@ def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamp
                 memory.setdefault(gpu["uuid"], gpu["memory"])
             continue
         time, seconds = _span(line)
-        values = zip(uuids, line.get("busy", ()), line.get("used", ()), strict=False)
-        for uuid, busy, used in values:
-            samples.setdefault(uuid, []).append(Sample(time, seconds, busy, used))
+        energy = line.get("energy") or [None] * len(uuids)  # a line of an older gpujobs has none
+        values = zip(uuids, line.get("busy", ()), line.get("used", ()), energy, strict=False)
+        for uuid, busy, used, joules in values:
+            samples.setdefault(uuid, []).append(Sample(time, seconds, busy, used, joules))
     return [
         GpuSamples(job, node, uuid, size, tuple(samples.get(uuid, ())))
         for uuid, size in memory.items()

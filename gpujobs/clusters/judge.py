@@ -449,7 +449,8 @@ class _Judge:
         binding = row.get("binding") or {}
         for gpu in all_gpus(row.get("gpu")):
             node, uuid, model = gpu.get("node", ""), str(gpu["uuid"]), gpu.get("model")
-            yield WorkerGpu(worker, node, uuid, model, gpu.get("memory"), binding=binding)
+            memory, mps = gpu.get("memory"), gpu.get("mps", False)
+            yield WorkerGpu(worker, node, uuid, model, memory, binding=binding, mps=mps)
 
     def _phase(
         self,

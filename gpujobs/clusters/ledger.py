@@ -118,6 +118,8 @@ class GroupRecord:
     charge: float = 0.0
     """Per GPU hour, in ``charge_unit``; 0: none, or not known."""
     charge_unit: str = ""
+    energy_charge: float = 0.0
+    """Per kWh of the GPUs, in ``charge_unit``; 0: none."""
 
     @property
     def gpus(self) -> int:

@@ -71,6 +71,8 @@ class WorkerGpu:
     """Bytes of memory in use, like ``busy``."""
     binding: Binding = field(default_factory=Binding, hash=False)
     """The CPUs of the worker."""
+    mps: bool = False
+    """Whether several workers use the GPU at the same time, through CUDA's MPS."""
 
 
 @dataclass(frozen=True)

@@ -226,8 +226,9 @@ def _group_record(group: JobGroup) -> GroupRecord:
         cpus_per_job=group.shape.cpus or 0,
         memory_per_job=group.shape.memory or 0,
         gpu_pool=group.profile.workers.has_pool,
-        charge=charge.per_gpu_hour if charge else 0.0,
+        charge=(charge and charge.per_gpu_hour) or 0.0,
         charge_unit=charge.unit if charge else "",
+        energy_charge=(charge and charge.per_kwh) or 0.0,
     )
 
 

@@ -19,8 +19,46 @@ from .report import ClusterReport, JobPhase, JobReport
 from .targets import Target, Targets
 
 HOUR = 3600.0
+_JOULES_OF_KWH = 3.6e6
 Steps = list[tuple[float, int]]
 """Times, and the number from each time on."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of GPUs in the samples that have it."""
+
+    joules: float
+    idle_joules: float
+    """Of each sample, the part of the time for which no program ran on the GPU."""
+    seconds: float
+    """Of all GPUs."""
+
+    @property
+    def kwh(self) -> float:
+        """The energy in kWh."""
+        return self.joules / _JOULES_OF_KWH
+
+    @property
+    def idle_kwh(self) -> float:
+        """The idle part in kWh."""
+        return self.idle_joules / _JOULES_OF_KWH
+
+    @property
+    def mean_power(self) -> float:
+        """Watts of a GPU."""
+        return self.joules / self.seconds
+
+
+def measured_energy(samples: Iterable[Sample]) -> Energy | None:
+    """Return the energy in samples; None if none has it."""
+    joules = idle = seconds = 0.0
+    for one in samples:
+        if one.energy is not None and one.energy >= 0:
+            joules += one.energy
+            seconds += one.seconds
+            idle += one.energy * (1 - (one.busy or 0.0) / 100)
+    return Energy(joules, idle, seconds) if seconds else None
 
 
 @dataclass(frozen=True)
@@ -73,10 +111,21 @@ class JobUsage:
     @property
     def busy_samples(self) -> list[tuple[float, float]]:
         """Seconds, and for which of them a GPU was busy; of the samples that say it."""
-        samples = [sample for gpu in self.gpu_samples for sample in gpu.samples]
         return [
-            (one.seconds, one.seconds * one.busy / 100) for one in samples if one.busy is not None
+            (one.seconds, one.seconds * one.busy / 100)
+            for one in self.samples
+            if one.busy is not None
         ]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of all its GPUs."""
+        return [sample for gpu in self.gpu_samples for sample in gpu.samples]
+
+    @property
+    def energy(self) -> Energy | None:
+        """The energy of its GPUs; None if no sample has it."""
+        return measured_energy(self.samples)
 
     def workers_of(self, uuid: str) -> list[str]:
         """Return the workers that had a GPU; none if that is not known."""
@@ -149,6 +198,19 @@ class UsageReport:
             for name in names
         }
 
+    @cached_property
+    def energy(self) -> Energy | None:
+        """The energy of all jobs; None if no sample has it."""
+        return _energy_of(self.jobs)
+
+    @cached_property
+    def group_energy(self) -> dict[str, Energy | None]:
+        """The energy of each group, by its name."""
+        return {
+            name: _energy_of(job for job in self.jobs if job.report.group == name)
+            for name in self.group_hours
+        }
+
     @property
     def drained(self) -> list[JobUsage]:
         """The jobs whose workers left before their walltime."""
@@ -161,12 +223,31 @@ class UsageReport:
 
     @property
     def charges(self) -> dict[str, float]:
-        """The charges of the queues for the granted GPU hours, by unit."""
+        """The charges of the queues for the granted GPU hours and the energy, by unit."""
+        found = dict(self.hour_charges)
+        for unit, amount in self.energy_charges.items():
+            found[unit] = found.get(unit, 0.0) + amount
+        return found
+
+    @property
+    def hour_charges(self) -> dict[str, float]:
+        """The charges for the granted GPU hours, by unit."""
         found: dict[str, float] = {}
         for group in self.cluster.record.groups:
-            if unit := group.charge_unit:
+            if group.charge_unit and not group.energy_charge:
                 granted = self.group_hours[group.name].granted
+                unit = group.charge_unit
                 found[unit] = found.get(unit, 0.0) + group.charge * granted
+        return found
+
+    @property
+    def energy_charges(self) -> dict[str, float]:
+        """The charges for the energy of groups of which it is known, by unit."""
+        found: dict[str, float] = {}
+        for group in self.cluster.record.groups:
+            energy, unit = self.group_energy[group.name], group.charge_unit
+            if group.energy_charge and energy is not None:
+                found[unit] = found.get(unit, 0.0) + group.energy_charge * energy.kwh
         return found
 
     @property
@@ -215,6 +296,10 @@ class UsageReport:
             return max(self.now, self.start + 1)
         ends = [job.until for job in self.jobs if job.started is not None]
         return max([self.start + 1, *ends, self.cluster.folder.end_time(0.0)])
+
+
+def _energy_of(jobs: Iterable[JobUsage]) -> Energy | None:
+    return measured_energy(sample for job in jobs for sample in job.samples)
 
 
 def _gpu_hours(jobs: Iterable[JobUsage]) -> GpuHours:

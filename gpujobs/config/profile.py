@@ -95,6 +95,14 @@ class Workers(model.Model):
     workers_per_gpu: int = model.optional(
         model.at_most(100), "workers on each GPU, which share its memory and the CPUs", default=1
     )
+    mps: bool = model.optional(
+        model.FLAG,
+        "workers of one GPU use it at the same time, through CUDA's MPS, which each job starts",
+        default=False,
+    )
+    mps_thread_percentage: int | None = model.optional(
+        model.at_most(100), "with mps: the most of a GPU's threads that a worker uses, in percent"
+    )
     resources: dict[str, float] | None = model.optional(
         _AMOUNTS, "dask resources; default GPU: the worker's number of GPUs, at least 1"
     )
@@ -167,6 +175,13 @@ class Workers(model.Model):
             raise ValueError(
                 "has `gpus_per_worker` and `workers_per_gpu`, which exclude each other"
             )
+        if self.mps and self.workers_per_gpu == 1:
+            raise ValueError(
+                "has `mps`, for which `workers_per_gpu` must be 2 or more: "
+                "one worker has its GPU, or its MIG slice, for itself"
+            )
+        if self.mps_thread_percentage and not self.mps:
+            raise ValueError("has `mps_thread_percentage`, which needs `mps: true`")
 
     @property
     def has_pool(self) -> bool:

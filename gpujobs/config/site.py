@@ -56,10 +56,16 @@ class Account(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Charge(Model):
-    """The charge for a GPU that is granted for an hour."""
+    """The charge for GPUs, by the time for which they are granted, or by their energy."""
 
-    per_gpu_hour: float = required(NUMBER, "amount, in units")
+    per_gpu_hour: float | None = optional(NUMBER, "amount, in units, for a granted GPU and hour")
+    per_kwh: float | None = optional(NUMBER, "amount for the energy of GPUs, instead")
     unit: str = required(WORD, "SU, EUR")
+
+    def check(self) -> None:
+        """Refuse a charge with both amounts, or with none."""
+        if (self.per_gpu_hour is None) is (self.per_kwh is None):
+            raise ValueError("needs one of `per_gpu_hour` and `per_kwh`")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -304,7 +304,7 @@ JOBQUEUE = Vocabulary(
         **words("job_extra_directives", "job_extra", "job_script_prologue", "env_extra"),
         **parts("environment.container", "environment.python", "network.interface"),
         **parts("workers.local_directory", "workers.worker_class", "workers.death_timeout"),
-        **parts("workers.gpus_per_worker", "workers.workers_per_gpu"),
+        **parts("workers.gpus_per_worker", "workers.workers_per_gpu", "workers.mps"),
         **dict.fromkeys(("environment", "software"), environment_settings),
         "gpus_per_job": gpus_settings,
         "protocol": protocol_settings,

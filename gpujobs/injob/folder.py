@@ -298,6 +298,8 @@ class Gpu(TypedDict, total=False):
     """The other GPUs of a worker that has several."""
     sharing: int
     """How many workers may have this GPU, if these are several."""
+    mps: bool
+    """Whether they share it through CUDA's MPS."""
 
 
 def all_gpus(gpu: Gpu | None) -> list[Gpu]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
 from .folder import Binding, Folder, Gpu, RegisteredWorker, all_gpus
-from .names import ARCHIVE, VISIBLE, WorkerSize, named, ranges
+from .names import ARCHIVE, MPS, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
 from .process import HostMeter, ManagedProcess
 
@@ -267,6 +267,8 @@ def worker_gpu() -> Gpu:
         gpu["others"] = others
     if size.per_gpu > 1:
         gpu["sharing"] = size.per_gpu
+        if MPS in os.environ:
+            gpu["mps"] = True
     return gpu
 
 
@@ -530,6 +532,7 @@ class UsageLine(TypedDict, total=False):
     seconds: float
     busy: list[Optional[float]]
     used: list[Optional[int]]
+    energy: list[Optional[float]]
     cpu: float
     memory: int
 
@@ -538,8 +541,9 @@ def sample_usage(options: UsageOptions) -> int:
     """Append samples of the job until the parent process is gone; return an exit code.
 
     The first line has the GPUs or the error of NVML. Each other line is a sample: `time`, the
-    `seconds` before it for which it stands, and by GPU `busy` in percent and `used` in bytes; null
-    if NVML does not know it, as for a MIG slice. `cpu` is in seconds, `memory` in bytes.
+    `seconds` before it for which it stands, and by GPU `busy` in percent, `used` in bytes and
+    `energy` in joules; null if NVML does not know it, as for a MIG slice. `cpu` is in seconds,
+    `memory` in bytes.
     """
     parent, started = os.getppid(), time.monotonic()
     name = f"{USAGE}/{options.job}-{node_name()}.jsonl"
@@ -548,6 +552,7 @@ def sample_usage(options: UsageOptions) -> int:
         (folder.path / USAGE).mkdir(mode=0o700, exist_ok=True)
     handles, header = _open_gpus(options.devices)
     _append(folder, name, {**header, "time": time.time()})
+    energy = [EnergyMeter(handle) for handle in handles]
     meter, before = HostMeter(options.folder, options.job), time.monotonic()
     while os.getppid() == parent:
         pause = interval(time.monotonic() - started)
@@ -555,9 +560,13 @@ def sample_usage(options: UsageOptions) -> int:
         now = time.monotonic()
         # After a suspension, the sample stands for the time since it only.
         seconds = min(now - before, 2 * pause)
+        joules = [one.measure() for one in energy]
+        if seconds < now - before:
+            joules = [None] * len(joules)
         before = now
         cpu, memory = meter.measure()
         line = {**_sample_all(handles, seconds), "cpu": round(cpu, 2), "memory": memory}
+        line["energy"] = joules
         _append(folder, name, line)
     return 0
 
@@ -580,6 +589,34 @@ def _sample_all(handles: Sequence[object], seconds: float) -> dict[str, Any]:
         "busy": [busy for busy, _ in samples],
         "used": [used for _, used in samples],
     }
+
+
+class EnergyMeter:
+    """Measures the energy of a GPU by its counter: since Volta, and not of a MIG slice alone."""
+
+    def __init__(self, handle: object) -> None:
+        self._handle = handle
+        self._before = self._counter()
+
+    def measure(self) -> float | None:
+        """Return the joules since the last call; None if they are not known.
+
+        The counter starts again when the driver is loaded.
+        """
+        before, self._before = self._before, self._counter()
+        if before is None or self._before is None or self._before < before:
+            return None
+        return (self._before - before) / 1000
+
+    def _counter(self) -> int | None:
+        """Return millijoules since the driver was loaded."""
+        api = nvml()
+        with contextlib.suppress(Exception):  # an NVML without MIG
+            if api.nvmlDeviceIsMigDeviceHandle(self._handle):
+                return None
+        with contextlib.suppress(Exception):  # NVML has many errors: it has no counter
+            return int(api.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        return None
 
 
 def _append(folder: Folder, name: str, line: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from .jobevents import (
     run_name,
 )
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
+from .mps import MpsError, MpsService, is_provided, shared
 from .names import UCX_WARNINGS, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
@@ -160,6 +161,7 @@ class Job:
         """A signal of the batch scheduler, or "scale"; "" while the job may run."""
         self.worker_processes: list[ManagedProcess] = []
         self._sampler: ManagedProcess | None = None
+        self._mps: MpsService | None = None
         # ucxx sets a variable that UCX does not use, and every process would warn of it.
         self.environ = {UCX_WARNINGS: "n", **os.environ}
         if options.python_folder:
@@ -211,6 +213,8 @@ class Job:
             process.kill()
         if self._sampler is not None:
             self._sampler.kill()
+        if self._mps is not None:
+            self._mps.stop()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.stop_reason in ("", SCALE):  # which has all the time of the job
@@ -260,6 +264,9 @@ class Job:
             source = options.visible_devices
             step = options.node is not None
             devices = job_devices(source, options.gpus, environ, explicit=explicit, step=step)
+        if devices is not None and options.mps:
+            environ = shared(environ, options.mps_thread_percentage)
+            devices = self._start_mps(devices, environ)
         if devices is not None:
             own = options.worker_size.devices(devices)
             environ.update(options.worker_size.environ(own))
@@ -269,8 +276,22 @@ class Job:
         self.worker_processes = [ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)]
         self._sampler = start_sampler(options.folder, devices, options.gpus, self.environ)
 
+    def _start_mps(self, devices: list[str], environ: dict[str, str]) -> list[str]:
+        """Start CUDA's MPS for workers of this environment; return the names of their GPUs."""
+        if is_provided(environ):
+            log("the job has MPS already")
+            return devices
+        try:
+            self._mps = MpsService(self.folder.archive, devices, job_log(self.options), environ)
+        except MpsError as error:
+            raise failure(f"{self.name} on {node_name()}: {error}") from None
+        environ.update(self._mps.environ)
+        return self._mps.devices
+
     def check_workers(self) -> None:
         """Exit if a worker is dead, not registered in time, or shares its GPU."""
+        if self._mps is not None and (problem := self._mps.problem()):
+            raise self.gpu_failure(problem)
         failed = [process for process in self.worker_processes if process.exit_code]
         going_on = self.options.keep_going and any(p.running for p in self.worker_processes)
         if failed and not going_on:

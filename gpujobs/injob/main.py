@@ -17,6 +17,7 @@ from .head import Head
 from .job import clear_for_head, end_attempt, over
 from .jobevents import append_event, job_events, job_facts, run_name
 from .log import log
+from .mps import keep_mps
 from .names import RUN_OF_JOB, job_file
 from .network import node_name
 from .options import DaskOptions, SuperviseOptions, TryUcxxOptions, WorkersOptions, parse
@@ -122,6 +123,7 @@ _RUN: Mapping[str, Callable[[Any], int | None]] = {
     "retire": retire,
     "launch": launch,
     "usage": sample_usage,
+    "mps": keep_mps,
     "gpu-errors": write_gpu_errors,
     "try-ucxx": _try_ucxx,
 }

@@ -40,6 +40,8 @@ class SuperviseOptions:
     each_gpu: bool = _option("start one plain worker per GPU", action="store_true")
     gpus_per_worker: int = _option("GPUs of each worker", type=int, default=1)
     workers_per_gpu: int = _option("workers that share a GPU", type=int, default=1)
+    mps: bool = _option("they do so through CUDA's MPS", action="store_true")
+    mps_thread_percentage: int = _option("of each of them; 0: no limit", type=int, default=0)
     ranks: int = _option("nodes or MPI ranks that have workers", type=int, default=0)
     nodes: int = _option("nodes of this job", type=int, default=1)
     ranks_per_node: int = _option("ranks that the launcher starts on each", type=int, default=1)
@@ -179,6 +181,14 @@ class UsageOptions:
 
 
 @dataclass(frozen=True)
+class MpsOptions:
+    """Options of ``mps``: CUDA's MPS for a job on one node."""
+
+    folder: str = _option("folder of the service")
+    devices: tuple[str, ...] = _option("index or UUID, with commas", type=_words)
+
+
+@dataclass(frozen=True)
 class GpuErrorsOptions:
     """Options of ``gpu-errors``: what speaks against the GPUs of a job."""
 
@@ -203,6 +213,7 @@ _SUBCOMMANDS: dict[str, type] = {
     "rank": RankOptions,
     "retire": RetireOptions,
     "usage": UsageOptions,
+    "mps": MpsOptions,
     "gpu-errors": GpuErrorsOptions,
     "try-ucxx": TryUcxxOptions,
     "launch": SuperviseOptions,  # the launcher outside of the container

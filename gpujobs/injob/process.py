@@ -22,6 +22,7 @@ from .names import IGNORED_SIGNALS
 STOP_DASK = signal.SIGHUP
 """Ends dask's processes, which leave the signals of the batch scheduler to the supervisor."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _OF_BATCH_SCHEDULER = (signal.SIGTERM, signal.SIGINT)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals of a batch scheduler, or of the user, to processes that would die of them."""
@@ -121,10 +122,15 @@ def _isolate(ignored: Iterable[signal.Signals]) -> None:
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     # Linux: end with the supervisor, even if that is killed.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Set a property of this process; on Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def defer_signals() -> None:
@@ -182,10 +188,86 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Unlike SIG_IGN, a handler is not inherited by the programs that a task starts."""
 
 
-def run_command(argv: list[str], timeout: float, folder: Path | None = None) -> str:
-    """Run a command to its end, whatever its exit code; return why that was not possible, or ""."""
+# -- a daemon, and the process that keeps it -------------------------------------------------------
+class KeptDaemon:
+    """A daemon in the process group of this process, which ends it whatever happens.
+
+    This process, its keeper, is a child of the supervisor and outlives that for a moment: a daemon
+    that only dies with its parent would leave its own children behind.
+    """
+
+    def __init__(self, argv: list[str], log: Path) -> None:
+        """Raises OSError if it cannot be started."""
+        self._parent = os.getppid()  # before this process may outlive it
+        _prctl(_PR_SET_PDEATHSIG, 0)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the daemon's children become those of this process
+        self._asked = False
+        signal.signal(STOP_DASK, self._on_stop)
+        for number in (*_OF_BATCH_SCHEDULER, *_WARNINGS):
+            signal.signal(number, signal.SIG_IGN)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_leave_signals_to_keeper,
+            )
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the supervisor is alive, and has not asked for the end."""
+        return os.getppid() == self._parent and not self._asked
+
+    def end(self, seconds: float) -> None:
+        """Kill it and all that it has started, unless it exits by itself within ``seconds``."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self._process.kill()
+        self._process.wait()
+        while children := _children():
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    """Return the children of this thread, also those that it has adopted."""
+    with contextlib.suppress(OSError):  # of an unusual kernel
+        text = Path("/proc/thread-self/children").read_text(encoding="ascii")
+        return list(map(int, text.split()))
+    return []
+
+
+def _leave_signals_to_keeper() -> None:
+    """Runs in the new process: signals to its group must not end it before its users."""
+    for number in (STOP_DASK, *_OF_BATCH_SCHEDULER, *_WARNINGS):
+        signal.signal(number, signal.SIG_IGN)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_command(argv: list[str], timeout: float, folder: Path | None = None, text: str = "") -> str:
+    """Run a command to its end, whatever its exit code; return why that was not possible, or "".
+
+    ``text``: its input.
+    """
     try:
-        subprocess.run(argv, timeout=timeout, capture_output=True, check=False, cwd=folder)
+        subprocess.run(
+            argv,
+            input=text.encode(),
+            timeout=timeout,
+            capture_output=True,
+            check=False,
+            cwd=folder,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return ""

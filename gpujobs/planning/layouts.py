@@ -127,7 +127,8 @@ class Layout:
     def supervisor_options(self, shape: JobShape) -> list[str]:
         """Return the options of a job's supervisor: plain workers are one process for each GPU."""
         each = ["--each-gpu"] if self.profile.workers.worker_class == "nanny" else []
-        return [*each, *workeroptions.size_options(self.profile.workers)]
+        workers = self.profile.workers
+        return [*each, *workeroptions.size_options(workers), *workeroptions.mps_options(workers)]
 
     def worker_words(self, jobs: JobGroup, transport: Transport, workdir: str) -> list[str]:
         """Return the words of the command that starts a job's workers, as bash."""

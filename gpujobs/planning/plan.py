@@ -80,7 +80,7 @@ class Plan:
         found: dict[str, float] = {}
         for jobs in self.all_jobs:
             charge, hours = self.site.queues[jobs.queue_key].charge, (jobs.walltime or 0) / 3600
-            if charge:
+            if charge and charge.per_gpu_hour is not None:  # the energy is known afterwards
                 cost = charge.per_gpu_hour * self.lifetime.attempts * jobs.gpus * hours
                 found[charge.unit] = found.get(charge.unit, 0.0) + cost
         return found

@@ -120,6 +120,15 @@ def size_options(workers: Workers) -> list[str]:
     return [f"{option}={number}" for option, number in sizes.items() if number > 1]
 
 
+def mps_options(workers: Workers) -> list[str]:
+    """Return the options of a job whose workers share a GPU through CUDA's MPS."""
+    if not workers.mps:
+        return []
+    if not workers.mps_thread_percentage:
+        return ["--mps"]
+    return ["--mps", f"--mps-thread-percentage={workers.mps_thread_percentage}"]
+
+
 def with_shares(workers: Workers) -> Workers:
     """Return the options with fractions of a GPU's memory divided among the workers on it."""
     sharing = workers.workers_per_gpu
@@ -180,6 +189,9 @@ def check(diagnostics: Diagnostics, shape: JobShape, gpu_memory: int | None) -> 
     _check_known(diagnostics, gpus)
     _check_ports(diagnostics, shape)
     _check_pool(diagnostics, gpu_memory)
+    if workers.mps and diagnostics.spec.profile.run_on == "ranks":
+        message = "`workers.mps` is for workers that gpujobs starts, not for ranks of the program"
+        diagnostics.profile_error(message, "workers", "mps", hint="run_on: head")
     for option, why in _conflicts(workers):
         diagnostics.profile_error(f"`workers.{option}`: {why}", "workers", option)
 

@@ -155,7 +155,7 @@ LINES: dict[str, list[Any]] = {
     "jobs/1-vm.jsonl": [of_job("node lost", number=3, reason="its node is lost", code=1)],
     "usage/0-vm.jsonl": [
         {"gpus": [{"uuid": "GPU-0", "memory": 17179869184}], "time": 1795421666.5},
-        {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024]},
+        {"time": 1795421687.5, "seconds": 1.0, "busy": [35], "used": [1024], "energy": [700.5]},
     ],
     "usage/1-vm.jsonl": [{"error": "no driver", "time": 1795421666.5}],
 }

@@ -361,6 +361,7 @@ def test_one_json_of_a_job() -> None:
                 "busy": None,
                 "used": None,
                 "binding": {},
+                "mps": False,
             }
         ],
         "log": [],

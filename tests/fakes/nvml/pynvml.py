@@ -16,6 +16,7 @@ handle of a GPU that has fallen off the bus is an error, while it still counts. 
 
 import os
 import socket
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -176,6 +177,18 @@ def nvmlDeviceGetUtilizationRates(handle):
     if _slices(handle) is not None:
         raise NVMLError_NotSupported()
     return Utilization(_busy(handle), 0)
+
+
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    """``FAKE_NVML_WATTS``: the power of each GPU, ``-`` for one without a counter. It counts millijoules since the system's start,
+    and from zero again since the moment in the file that ``FAKE_NVML_RELOADED`` names."""
+    watts = os.environ.get("FAKE_NVML_WATTS", "").split(",")
+    own = watts[handle % len(watts)]
+    if isinstance(handle, _Mig) or not own or own == "-":
+        raise NVMLError_NotSupported()
+    reloaded = Path(os.environ.get("FAKE_NVML_RELOADED", "/nowhere"))
+    since = float(reloaded.read_text()) if reloaded.exists() else 0.0
+    return int(1000 * float(own) * (time.monotonic() - since))
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
