@@ -10,8 +10,7 @@ from functools import cached_property, partial
 
 from ..config import placeholders
 from ..config.profile import DIRECTIVE_KEYS
-from ..config.site import Site
-from ..config.sitesections import Account, Option
+from ..config.site import Account, Option, Site
 from ..errors import Position, Problem
 from ..schedulers import Scheduler
 from ..schedulers.words import NotHere

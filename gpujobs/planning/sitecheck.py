@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from ..config import placeholders
 from ..config.document import Document
 from ..config.fields import one_or_several
-from ..config.site import Queue, Site
+from ..config.site import Account, Option, Queue, Site
 from ..config.sitefiles import SiteFile
-from ..config.sitesections import Account, Option
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
