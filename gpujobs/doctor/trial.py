@@ -28,6 +28,7 @@ from ..errors import InputError, RefusedError
 from ..injob.folder import DamagedError, parse_json, read_file
 from ..planning.bash import expand_directory
 from ..planning.plan import Plan
+from ..planning.sitecheck import environment_queues
 from ..text import plural
 from . import jobcheck
 from .checks import Check, failed
@@ -85,14 +86,17 @@ def check_job(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequen
 
 def check_jobs(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequence[Check]:
     """Do `check_job` once, and again with each environment of the site, unless one is set."""
-    names = [] if "environment" in settings.value else list(site_file.site.environments)
     checks: list[Check] = []
-    if not (names and site_file.site.environments_only):
+    alone = "environment" in settings.value
+    if alone or not site_file.site.environments_only:
         checks += check_job(site_file, settings, ledger)
-    for name in names:
-        own = Document({"environment": {"name": name}}, source=SOURCE)
-        found = check_job(site_file, settings.over(own), ledger)
-        checks += [replace(check, name=f"{name}: {check.name}") for check in found]
+    for place, name, key in () if alone else environment_queues(site_file.site):
+        profile: dict[str, object] = {"environment": {"name": name}}
+        if place[0] == "queues":
+            profile["queue"] = key
+        found = check_job(site_file, settings.over(Document(profile, source=SOURCE)), ledger)
+        label = f"{name} in {key}" if place[0] == "queues" else name
+        checks += [replace(check, name=f"{label}: {check.name}") for check in found]
     return checks
 
 

@@ -56,14 +56,14 @@ class Trial:
     profile: Mapping[str, object]
     queues: tuple[str, ...]
     """The queues that the profile may use."""
-    environment: str = ""
-    """The name of the environment that is tried."""
+    environment: tuple[str, ...] = ()
+    """Location of the environment that is tried."""
 
     @property
     def place(self) -> tuple[str, ...]:
         """Location in the site file."""
         if self.environment:
-            return ("environments", self.environment)
+            return self.environment
         return ("queues", self.queue) if self.queue else ("defaults",)
 
     def __str__(self) -> str:
@@ -75,19 +75,23 @@ def trials(site: Site) -> Iterator[Trial]:
     """Yield the trials of all queues of ``site``, and the one of its `defaults`."""
     for key in site.queues:
         yield from _QueueTrials(site, key).trials()
-    for name in site.environments:
-        yield _environment_trial(site, name)
+    for place, name, key in environment_queues(site):
+        shape, smallest = f"environment {name}", _smallest(site, key)
+        trial = _QueueTrials(site, key).trial(shape, {**smallest, **_named(name)})
+        yield replace(trial, environment=place)
     yield _defaults(site)
 
 
-def _environment_trial(site: Site, name: str) -> Trial:
-    """Return the smallest job with an environment, in the first queue whose driver is no reason."""
-    keys = [k for k in site.queues if not is_too_old(site.queues[k], site.environments[name])]
-    key = next(iter(keys), next(iter(site.queues)))
-    smallest = _smallest(site, key)
-    shape = f"environment {name}"
-    trial = _QueueTrials(site, key).trial(shape, {**smallest, **_named(name)})
-    return replace(trial, environment=name)
+def environment_queues(site: Site) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yield the place and the name of each environment, and the first queue that may have it.
+
+    That is the first one whose driver is new enough, as far as it is known.
+    """
+    for place, section in site.sections():
+        for name, environment in section.environments.items():
+            keys = list(place[1:]) or list(site.queues)
+            fitting = (key for key in keys if not is_too_old(site.queues[key], environment))
+            yield (*place, "environments", name), name, next(fitting, keys[0])
 
 
 def _named(name: str) -> dict[str, object]:

@@ -298,7 +298,14 @@ def test_sites_check_tries_each_environment(tmp_path: Path) -> None:
     path.write_text(text_of(with_site(environments_only=True)))
     report = check_offline(str(path))
     assert [str(finding) for finding in report.findings] == []
-    assert {result.trial.environment for result in report.results} == {"", *ENVIRONMENTS}
+    tried = {result.trial.environment for result in report.results}
+    assert tried == {(), *(("environments", name) for name in ENVIRONMENTS)}
+    own = {**QUEUE, "environments": {"arm": {"container": {"image": "docker://x"}}}}
+    path.write_text(text_of(with_site(queues={"gpu": QUEUE, "gh200": own})))
+    (finding,) = check_offline(str(path)).findings
+    assert finding.problem.position and [trial.place for trial in finding.trials] == [
+        ("queues", "gh200", "environments", "arm")
+    ]
 
 
 def test_a_site_is_stored_with_its_environments(tmp_path: Path) -> None:

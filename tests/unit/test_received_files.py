@@ -205,10 +205,11 @@ def test_commands_of_a_received_job_folder(received: Path, run: Run, marks: Path
 # -- every key of a site has a place -----------------------------------------------------------------
 IN_JOBS_OR_NOTHING = {
     "account", "cluster", "cluster_names", "contact", "containers", "cpu_request", "defaults", "description",
-    "directives", "directory", "environment", "environment_variables", "extends", "hostnames", "layouts", "maintainers",
-    "max_array_size", "max_idle_timeout", "max_queued_jobs", "mpi", "multi_node_request", "network", "node_launcher",
-    "notes", "options", "poll", "queue_defaults", "queues", "request", "scheduler", "scratch", "setup", "shell", "source",
-    "submit_arguments", "visible_devices", "workers_launcher",
+    "directives", "directory", "environment", "environment_variables", "environments", "environments_only", "extends",
+    "hostnames", "layouts", "maintainers", "max_array_size", "max_idle_timeout", "max_queued_jobs", "mpi",
+    "multi_node_request", "network", "node_launcher", "notes", "options", "poll", "queue_defaults", "queues",
+    "request", "run_launcher", "scheduler", "scratch", "setup", "shell", "source", "submit_arguments",
+    "visible_devices", "workers_launcher",
 }  # fmt: skip
 """Keys of a site that gpujobs reads, or writes into scripts and their command line; it runs none of them itself."""
 
