@@ -667,6 +667,7 @@ def test_a_wait_that_times_out_has_the_reason_of_the_last_failure(
 def test_a_line_of_setup_that_failed_is_said_once(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)
+        await asyncio.sleep(30)
         for number in range(2):
             run, text = facts_of(cluster.folder, number).run, "false failed (exit code 1)"
             write_job(cluster.folder, number, "setup failed", run=run, text=text)
