@@ -14,7 +14,7 @@ import pytest
 from ..conftest import make_cli, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
-from ..support.cli import Cli, text_of, with_stub
+from ..support.cli import Cli, text_of
 from ..support.fakes import FakeBackend
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.owner import make, site  # noqa: F401 - fixtures
@@ -115,7 +115,6 @@ def test_grid_engine_starts_each_node_and_ends_it(
     """`qrsh -inherit` starts each node, also the first one."""
     cli = make_cli(sge_backend, home, "ordinary")
     site = sge_backend.site() | WHOLE_NODES
-    site = with_stub(site) if end == "cancel" else site
     site["queues"]["main"] |= {"gpu_fractions": True, "exclusive": True}
     (home / "sites" / "here.yaml").write_text(text_of(site))
     cli.write("who.py", WHO)
