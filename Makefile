@@ -18,7 +18,7 @@ test:  ## all tests but those marked slow
 
 slow:  ## the tests marked slow, after `make test`
 	@tools/install $(PYTHON) $(VENV) test-examples
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "slow and not variant"
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations=20 -m "slow and not variant"
 
 variants:  ## the slow tests on fake batch schedulers that Slurm or Grid Engine has, too
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m variant

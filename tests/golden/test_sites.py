@@ -14,10 +14,11 @@ import pytest
 
 from gpujobs.config.sitefiles import data_folder, load_site
 from gpujobs.config.spec import load_spec
+from gpujobs.doctor.sitereport import check_offline
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
-from gpujobs.planning.sitecheck import SMALLEST, Tried, findings, try_site
+from gpujobs.planning.sitecheck import SMALLEST, Tried
 from gpujobs.text import plural
 
 from ..support.cli import text_of
@@ -108,9 +109,11 @@ def kept_text(name: str, folder: Path) -> str:
     """Return the text that is compared with the stored one; the site has no errors."""
     setup = load_site(name).site.setup
     excerpts = (f"=== {title}\n{excerpt(text, setup)}" for title, text in scripts(name, folder))
-    results = try_site(load_site(name))
-    assert findings(results) == []
-    return "\n".join([*excerpts, *requests_of_queues(results)])
+    report = check_offline(name)
+    assert report.correct, "\n".join(map(str, report.findings))
+    assert all(result.scripts for result in report.results)
+    assert {result.trial.queue for result in report.results} >= set(load_site(name).site.queues)
+    return "\n".join([*excerpts, *requests_of_queues(report.results)])
 
 
 @pytest.fixture(autouse=True)

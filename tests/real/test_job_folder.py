@@ -58,7 +58,7 @@ def wait_for_end(folder: Path) -> None:
 
 
 @pytest.mark.conformance(slow=("pbs", "lsf"))
-@pytest.mark.stub(others=True)
+@pytest.mark.stub
 def test_a_copy_submitted_by_hand(cli: Cli, backend: Backend) -> None:
     """The same profile, submitted by gpujobs, has the same result."""
     if not get_scheduler(backend.name).submit_folder:

@@ -56,7 +56,9 @@ def extend(node: LoginNode, line: str) -> None:
         file.write(f"{line}\n")
 
 
-@pytest.mark.parametrize("installed", [False, slow_variant(True)])
+@pytest.mark.parametrize(
+    "installed", [pytest.param(False, marks=pytest.mark.stub), slow_variant(True)]
+)
 def test_a_program_runs_from_the_laptop(laptop: Cli, node: LoginNode, installed: bool) -> None:
     """With gpujobs on the PATH of the login shell, or with a Python alone."""
     if installed:
@@ -94,6 +96,7 @@ def test_another_python_of_the_login_node(laptop: Cli, node: LoginNode, version:
     assert laptop("status", cluster, "--json", **remote).returncode == 0
 
 
+@pytest.mark.stub
 def test_a_job_folder_of_the_laptop_is_submitted_once(laptop: Cli, node: LoginNode) -> None:
     """It is copied to the login node, and submitted there, once."""
     here = {"GPUJOBS_SITE": "here", "GPUJOBS_SITE_PATH": str(node.home / "sites")}

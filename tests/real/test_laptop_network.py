@@ -37,15 +37,19 @@ Boot = Callable[..., LoginNode]
 
 
 @pytest.fixture
-def boot(slurm_backend: SlurmBackend, shared_folder: Path) -> Iterator[Boot]:
+def boot(
+    slurm_backend: SlurmBackend, shared_folder: Path, request: pytest.FixtureRequest
+) -> Iterator[Boot]:
     """Boots a login node without gpujobs, for a user with an own home, whose path has spaces."""
+    stub = request.node.get_closest_marker("stub") is not None
     if why := missing():
         unavailable("ssh", why)
     with contextlib.ExitStack() as nodes:
 
         def start(shell: str = "/bin/bash", user: str = ORDINARY_USER) -> LoginNode:
             home = Path(tempfile.mkdtemp(prefix="home of a user-", dir=shared_folder))
-            there = make_cli(slurm_backend, home, "root" if user == "root" else "ordinary")
+            kind = "root" if user == "root" else "ordinary"
+            there = make_cli(slurm_backend, home, kind, stub=stub)
             env = {k: v for k, v in there.env.items() if k.startswith(("GPUJOBS", "SLURM"))}
             path = there.env["PATH"].split(":")
             usual = ":".join(part for part in path if not (Path(part) / "gpujobs").exists())
@@ -147,6 +151,7 @@ def one_or_none(laptop: Cli, backend: SlurmBackend) -> int:
     return len(found)
 
 
+@pytest.mark.stub
 @pytest.mark.parametrize("phase", ["after", slow_variant("before")])
 def test_a_silent_sshd_ends_commands_with_a_message(
     boot: Boot, slurm_backend: SlurmBackend, phase: str
@@ -244,6 +249,7 @@ while rest > 0 and (data := os.read(0, min(rest, 1 << 12))):
 """
 
 
+@pytest.mark.stub
 @pytest.mark.parametrize("sent", [2_000, *map(slow_variant, (0, 20, 6_000, 20_000, 400_000))])
 def test_a_cut_network_needs_no_repair(boot: Boot, slurm_backend: SlurmBackend, sent: int) -> None:
     """After some bytes: of the handshake, of the package, or of the request. Then all works, without repair."""

@@ -57,7 +57,7 @@ def make(
     backend.wait_empty(60)
 
 
-@pytest.mark.conformance("sge")
+@pytest.mark.conformance
 def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> None:
     cluster = make(gpus_per_job=2)
     cluster.scale(4)

@@ -127,6 +127,7 @@ def tried(cli: Cli, cluster: str) -> bool:
     return (Path(cli.status(cluster)["folder"]) / "logs" / "try-ucxx.log").exists()
 
 
+@pytest.mark.slow  # one that does not work is tried in the same way
 def test_ucxx_that_works_is_used_without_a_measurement(cli: Cli, backend: SlurmBackend) -> None:
     cluster, _ = submit(cli, with_ucxx(backend), faked(backend))
     address = json.loads(cli("logs", cluster).stdout.splitlines()[-1])["address"]

@@ -21,7 +21,7 @@ DEMO = ROOT / "tests" / "fakes" / "demo"
 SITE = {
     "description": "a batch scheduler of another package",
     "scheduler": "demo",
-    "setup": FAKE_GPUS,
+    "setup": f"{FAKE_GPUS}\nexport GPUJOBS_QUERY_SECONDS=5",
     "poll": "1s",
     "queues": {"main": {"gpus_per_node": 4, "cpus_per_node": 8, "max_walltime": "1d"}},
     "defaults": {"walltime": "10m"},

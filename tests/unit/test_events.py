@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gpujobs.clusters.folder import FolderReader
 from gpujobs.clusters.history import Connection, read_history
@@ -85,51 +83,55 @@ def test_events_say_the_clients_and_when_a_cluster_without_work_ends() -> None:
     assert found.idle_reason == "no tasks"
 
 
-WORKERS = st.sampled_from("abc")
-EVENTS = st.one_of(
-    st.builds(connected, WORKERS, st.floats(0, 9), threads=st.integers(1, 4)),
-    st.builds(disconnected, WORKERS, st.floats(0, 9)),
-    st.builds(
-        lambda worker, restarts: Event(
-            event="over memory", worker=worker, restarts=restarts, limit=1
-        ),
-        WORKERS,
-        st.integers(0, 3),
-    ),
-    st.builds(lambda number: Event(event="client", clients=number), st.integers(0, 3)),
-    st.builds(lambda end: Event(event="idle", ends_at=end, by="idle"), st.floats(1, 9)),
-)
+def any_event() -> Any:
+    """Return what hypothesis makes events with."""
+    from hypothesis import strategies as st  # half a second, in each test process if it stood above
+
+    def over_memory(worker: str, restarts: int) -> Event:
+        return Event(event="over memory", worker=worker, restarts=restarts, limit=1)
+
+    workers = st.sampled_from("abc")
+    return st.one_of(
+        st.builds(connected, workers, st.floats(0, 9), threads=st.integers(1, 4)),
+        st.builds(disconnected, workers, st.floats(0, 9)),
+        st.builds(over_memory, workers, st.integers(0, 3)),
+        st.builds(lambda number: Event(event="client", clients=number), st.integers(0, 3)),
+        st.builds(lambda end: Event(event="idle", ends_at=end, by="idle"), st.floats(1, 9)),
+    )
 
 
-APPENDS = st.tuples(st.integers(1, 4), st.integers(0, 300), st.integers(0, 20))
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(events=st.lists(EVENTS, max_size=20), appends=st.lists(APPENDS, min_size=1, max_size=6))
 def test_lines_that_come_twice_or_torn_or_bit_by_bit_give_the_same_workers(
     tmp_path_factory: pytest.TempPathFactory,
-    events: list[Event],
-    appends: list[tuple[int, int, int]],
 ) -> None:
     """A full disk tears an append, which is written again; a reader may look at any moment.
 
     ``appends``: events, written bytes of a try before, and bytes that a stale cache does not show.
     """
-    path = tmp_path_factory.mktemp("folder") / events_file(1)
-    reader, text, left = EventReader(path), b"", [OPENED, *events]
-    for size, cut, hidden in itertools.cycle(appends):
-        if not left:
-            break
-        batch = "".join(("\n", *(f"{json.dumps(event)}\n" for event in left[:size]))).encode()
-        if torn := batch[: min(cut, len(batch) - 1)]:
-            text += torn
-            path.write_bytes(text[: len(text) - hidden])
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    appends = st.tuples(st.integers(1, 4), st.integers(0, 300), st.integers(0, 20))
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.lists(any_event(), max_size=20), st.lists(appends, min_size=1, max_size=6))
+    def check(events: list[Event], appends: list[tuple[int, int, int]]) -> None:
+        path = tmp_path_factory.mktemp("folder") / events_file(1)
+        reader, text, left = EventReader(path), b"", [OPENED, *events]
+        for size, cut, hidden in itertools.cycle(appends):
+            if not left:
+                break
+            batch = "".join(("\n", *(f"{json.dumps(event)}\n" for event in left[:size]))).encode()
+            if torn := batch[: min(cut, len(batch) - 1)]:
+                text += torn
+                path.write_bytes(text[: len(text) - hidden])
+                reader.read()
+            text += batch
+            left = left[size:]
+            path.write_bytes(text)
             reader.read()
-        text += batch
-        left = left[size:]
-        path.write_bytes(text)
-        reader.read()
-    assert reader.read() == fold(OPENED, *events) == EventReader(path).read()
+        assert reader.read() == fold(OPENED, *events) == EventReader(path).read()
+
+    check()
 
 
 # -- the reader ------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from gpujobs.injob import archive
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 from gpujobs.schedulers import base
 
+from ..conftest import slow_variant
 from ..support.each import each
 from ..support.jobevents import write_job
 
@@ -140,7 +141,7 @@ def test_no_strict_zip(path: Path) -> None:
     assert not [ast.unparse(call) for call in strict if ast.unparse(call.func) == "zip"]
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.9", "3.13", *map(slow_variant, ("3.10", "3.12"))])
 def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     if not found:
@@ -150,7 +151,7 @@ def test_it_starts_in_other_pythons(version: str, pyz: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.13"])
+@pytest.mark.parametrize("version", ["3.9", "3.13", *map(slow_variant, ("3.10", "3.11"))])
 def test_the_judge_runs_in_other_pythons(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

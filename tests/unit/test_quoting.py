@@ -18,6 +18,7 @@ from gpujobs.errors import InputError
 from gpujobs.planning.render import render
 from gpujobs.text import control_character
 
+from ..conftest import slow_variant
 from ..support.jobevents import facts_of
 from .support import plan
 
@@ -63,13 +64,14 @@ def run_script(text: str, home: Path, **more: str) -> tuple[list[str], dict[str,
     return arguments, environ
 
 
-def test_text_arrives_byte_for_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("examples", [25, slow_variant(100)])
+def test_text_arrives_byte_for_byte(monkeypatch: pytest.MonkeyPatch, examples: int) -> None:
     from hypothesis import given, settings
     from hypothesis import strategies as st
 
     names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}X", fullmatch=True)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(st.lists(texts(), min_size=1, max_size=4), st.dictionaries(names, texts(), max_size=3))
     def check(run: list[str], env: dict[str, str]) -> None:
         with tempfile.TemporaryDirectory() as folder:

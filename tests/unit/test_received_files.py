@@ -406,7 +406,7 @@ def key(name: str, value: str) -> Callable[[Path], None]:
         (lambda folder: sparse(folder / "profile.yaml"), "profile.yaml: larger than 256 KiB"),
         (lambda folder: sparse(folder / "machine.yaml"), "machine.yaml: larger than 256 KiB"),
         (lambda folder: deep(folder, 1500), "`extends` leads through more than 20 files"),
-        (lambda folder: alike(folder, 4000), "`like` leads through more than 20 queues"),
+        (lambda folder: alike(folder, 400), "`like` leads through more than 20 queues"),
         (lambda folder: template(folder, None), "slurm.sh.j2: larger than 256 KiB; not a template"),
         (lambda folder: template(folder, b"\xff"), "slurm.sh.j2: not UTF-8 text"),
         (lambda folder: template(folder, b"{% include 'slurm.sh.j2' %}"), "it includes itself"),
