@@ -585,6 +585,22 @@ def test_an_answer_that_lacks_a_row_does_not_give_up_an_interrupted_submission(
     run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
 
 
+def test_an_interrupted_submission_is_looked_for_with_pauses_while_there_is_no_answer(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        (sent,) = cluster.pool.record.submissions
+        intent = replace(sent, id="", time=slurm.time() - RECOVERY_AGE)
+        record = cluster.ledger.update(cluster.id, submissions=(), intent=intent)
+        slurm.broken_how, slurm.broken_until = "empty", slurm.seconds + 60
+        before = slurm.calls["squeue"]
+        assert recover_submission(record, cluster.ledger, system=slurm).intent == intent
+        assert slurm.calls["squeue"] - before <= 6
+
+    run(tmp_path, story)
+
+
 def test_a_long_outage_at_the_first_submission_does_not_end_the_cluster(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         slurm.away_until = slurm.seconds + 400
