@@ -404,7 +404,7 @@ class SchedulerClient:
                     hint="nothing is lost: if it accepted the job after all, the job ends by"
                     " itself; try again later",
                 )
-            delay = min(LONGEST_DELAY, delay * 2)
+            delay = min(LONGEST_DELAY, max(FIRST_DELAY, delay * 2))
 
     # -- commands ----------------------------------------------------------------------------------
     def query(

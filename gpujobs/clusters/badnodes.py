@@ -33,6 +33,8 @@ _HARDWARE = re.compile(
 
 A missing driver is none: the job may have requested no GPU, or its container may hide the driver.
 """
+_FAILING_GPU = re.compile(r"GpuIsLost|GPUs visible|\bECC\b|remapped rows|Xid (?!(13|31|43|45)\b)")
+"""Reasons of jobs by which a GPU of the node fails; others may concern the start of a job only."""
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
 _ON_NODE = re.compile(r"^(?:worker |rank )?\S+ on ([A-Za-z0-9][\w.-]*)(?:: | ended )")
 """At the beginning of reasons that a job writes."""
@@ -112,6 +114,25 @@ def read(ledger: Ledger) -> list[NodeFailure]:
         lines = read_lines(ledger.folder / FILE, NodeFailure)
         return [one for one in lines if _NODE.fullmatch(one.node)]
     return []
+
+
+def turned_bad(
+    jobs: Iterable[JobReport], found: Iterable[NodeFailure], cluster_id: str
+) -> dict[int, NodeFailure]:
+    """Return the jobs, by number, on whose nodes a GPU was seen to fail since they started.
+
+    Another job of the cluster saw it, so that new ones avoid the node. A job that started later did
+    so although the node was known to be bad: it stays.
+    """
+    failing = [one for one in found if one.cluster == cluster_id and one.sure]
+    failing = [one for one in failing if _FAILING_GPU.search(one.reason)]
+    bad = {}
+    for job in jobs:
+        began = job.began or float("inf")
+        here = (one for one in failing if one.node in job.node.split(",") and one.time > began)
+        if (last := next(here, None)) is not None:
+            bad[job.number] = last
+    return bad
 
 
 def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:

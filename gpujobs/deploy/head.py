@@ -326,17 +326,20 @@ class DaskControl:
             pickled = pickle.dumps(error) if error else b""
             await asyncio.wait_for(call(error=pickled), QUERY_TIMEOUT)
 
-    async def retire(self, names: list[str]) -> None:
+    async def retire(
+        self, names: list[str], why: str = "scale", limit: float | None = None
+    ) -> None:
         """Let workers end their tasks and transfer their data; return when they have left.
 
-        Tasks may take as long as the jobs of the workers have. `keep` ends the wait for a worker.
+        Tasks may take as long as the jobs of the workers have, or ``limit`` seconds. `keep` ends
+        the wait for a worker.
         """
         if self._cluster.status != Status.running:
             return
         self._kept.difference_update(names)
         drain = getattr(self._cluster.scheduler_comm, DRAIN)
         with contextlib.suppress(Exception):  # the cluster ends: its workers need not transfer data
-            await drain(names=names, why="scale")
+            await drain(names=names, limit=limit, why=why)
             while self._cluster.status == Status.running:
                 leaving = self._connected_of(names).difference(self._kept)
                 if not leaving:

@@ -129,6 +129,8 @@ class PoolJob:
     """When it is cancelled again if the batch scheduler still has it, once it is released."""
     leaves_after_its_tasks: bool = False
     """It was removed, and is cancelled when its workers have left."""
+    may_return: bool = True
+    """It may be taken back then: its node is not bad, and its data was not seen to move."""
 
     def update(self, report: JobReport, now: float, start_timeout: float = math.inf) -> bool:
         """Take over a new report; return whether its phase has changed.
@@ -269,10 +271,13 @@ class PoolJobs:
         """
         walltime = self._walltimes[group]
         oldest = now - _working_time(walltime) + self.lead(group, now) if walltime else -math.inf
-        leaving = (job for job in self.released.values() if job.leaves_after_its_tasks)
-        started = [(job.started or -math.inf, job) for job in leaving if job.report.group == group]
-        started.sort(key=lambda item: -item[0])
-        return [job for since, job in started if since >= oldest]
+        found: list[tuple[float, PoolJob]] = []
+        for job in self.released.values():
+            could_stay = job.leaves_after_its_tasks and job.may_return
+            if could_stay and job.report.group == group and job.started is not None:
+                found.append((job.started, job))
+        found.sort(key=lambda item: -item[0])
+        return [job for started, job in found if started >= oldest]
 
     def take_back(self, job: PoolJob) -> None:
         """Count a job again that was released."""

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
+from ..clusters import badnodes, scale
 from ..clusters import folder as folders
-from ..clusters import scale
 from ..clusters.folder import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
@@ -29,7 +29,7 @@ from ..injob.gpus import shared_gpu_message
 from ..injob.names import HEAD
 from ..planning.limits import exceeded, most_allowed
 from ..planning.plan import JobGroup, Plan
-from ..planning.render import JobRoles, render_jobs
+from ..planning.render import AVOID_OPTION, JobRoles, render_jobs
 from ..schedulers import JobState
 from ..text import plural
 from .group import Halt, Scope, WorkerGroup, count_ends
@@ -344,15 +344,20 @@ class JobPool:
         self.unanswered = self.unanswered and record.intent is not None
 
     # -- remove ------------------------------------------------------------------------------------
-    async def remove(self, jobs: Sequence[PoolJob], retire: Retire) -> None:
+    async def remove(
+        self, jobs: Sequence[PoolJob], retire: Retire, *, bad_node: bool = False
+    ) -> None:
         """Remove jobs. Those with workers are cancelled when ``retire`` has let these leave.
 
-        That may take as long as their tasks: it goes on in the background.
+        That may take as long as their tasks: it goes on in the background. ``bad_node``: their
+        nodes are bad, so that they are not taken back.
         """
         if not jobs:
             return
         for job in jobs:  # first of all, so that they are not replaced
-            self.jobs.release(job, JobPhase.LEAVING, "removed")
+            job.may_return = not bad_node
+            reason = "its node is bad" if bad_node else "removed"
+            self.jobs.release(job, JobPhase.LEAVING, reason)
         reports = [job.report for job in jobs]
         self.record = await asyncio.to_thread(note_removed, self.record, reports, self.ledger)
         leaving = [job for job in jobs if job.report.connected]
@@ -380,6 +385,30 @@ class JobPool:
             self.jobs.take_back(job)
         reports = [job.report for job in jobs]
         self.record = await asyncio.to_thread(note_returned, self.record, reports, self.ledger)
+
+    async def on_bad_nodes(self) -> list[PoolJob]:
+        """Return the running jobs with GPUs on nodes that have turned bad since, and log why.
+
+        Only of groups whose jobs are replaced, by ones that can avoid these nodes.
+        """
+        groups = [group for group in self.groups.values() if self._can_avoid_nodes(group)]
+        jobs = [job for group in groups for job in self.jobs.counting(group.name)]
+        reports = [job.report for job in jobs if job.report.connected and not job.report.head]
+        if not reports:
+            return []
+        found = await asyncio.to_thread(badnodes.read, self.ledger)
+        bad = badnodes.turned_bad(reports, found, self.id)
+        leaving = [job for job in jobs if job.report.number in bad]
+        for job in leaving:
+            failure = bad[job.report.number]
+            message = "%s: job %s leaves node %s, which is bad: %s"
+            logger.warning(message, self.id, job.report.id, failure.node, failure.reason)
+        return leaving
+
+    def _can_avoid_nodes(self, group: WorkerGroup) -> bool:
+        plan = self.plan
+        avoidable = plan.scheduler.avoid(["node"]) or AVOID_OPTION in plan.site.options
+        return bool(group.jobs.shape.gpus and avoidable) and not self.stopped(group)
 
     def end(self, kind: EndKind, reason: str) -> None:
         """Write `ended`: every job that finds it exits."""

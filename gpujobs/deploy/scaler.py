@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -13,6 +14,7 @@ from dask.utils import parse_timedelta
 from ..clusters.progress import Progress
 from ..clusters.report import job_counts
 from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
+from ..injob.drain import DATA_TIMEOUT
 from ..injob.folder import EndKind
 from ..text import clock_text, plural
 from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
@@ -20,25 +22,37 @@ from .head import DaskControl
 from .jobs import PoolJob
 from .pool import JobPool, in_background
 
-
 # -- retire the workers of released jobs -----------------------------------------------------------
+BAD_NODE_TIME = 300.0
+"""Seconds that tasks have on a node that has turned bad."""
+
+
 class Retirer:
-    """Retires workers; those that are being retired are left alone."""
+    """Retires workers, whose jobs are cancelled when they have left."""
 
     def __init__(self, dask: DaskControl) -> None:
         self._dask = dask
         self._names: set[str] = set()
 
-    async def retire(self, names: Iterable[str]) -> None:
-        """Let workers end their tasks and transfer their data; return when they have left."""
-        new = [name for name in names if name not in self._names]
-        if not new:
-            return
-        self._names.update(new)
+    async def retire(
+        self, names: Iterable[str], why: str = "scale", limit: float | None = None
+    ) -> None:
+        """Let workers end their tasks and transfer their data; return when they have left.
+
+        Their tasks have ``limit`` seconds.
+        """
+        leaving = list(names)
+        self._names.update(leaving)
         try:
-            await self._dask.retire(new)
+            await self._dask.retire(leaving, why, limit)
         finally:
-            self._names.difference_update(new)
+            self._names.difference_update(leaving)
+
+    async def retire_from_bad_nodes(self, names: Iterable[str]) -> None:
+        """Do `retire`, but wait no longer than `BAD_NODE_TIME`: tasks of a failing GPU may hang."""
+        work = self.retire(names, why="its node is bad", limit=BAD_NODE_TIME)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(work, BAD_NODE_TIME + DATA_TIMEOUT)
 
     async def keep(self, jobs: Sequence[PoolJob]) -> list[PoolJob]:
         """Let jobs stay whose workers are being retired; return those of which all workers stay."""
@@ -46,9 +60,12 @@ class Retirer:
         staying = await self._dask.keep(names)
         kept = [job for job in jobs if staying.issuperset(job.report.workers)]
         self._names.difference_update(name for job in kept for name in job.report.workers)
-        others = [name for job in jobs if job not in kept for name in job.report.workers]
+        others = [job for job in jobs if job not in kept]
+        for job in others:
+            job.may_return = False
         if others:
-            in_background(self._dask.retire(others), "retire")
+            names = [name for job in others for name in job.report.workers]
+            in_background(self._dask.retire(names), "retire")
         return kept
 
     def retire_late(self, released: Iterable[PoolJob]) -> None:
@@ -374,6 +391,7 @@ class Scaler:
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")
         self._note_setups()
         self._retirer.retire_late(pool.jobs.released.values())
+        await self._leave_bad_nodes()
         await self._remove_surplus()
         if pool.conflict is not None and had_conflict is None:
             logger.error("%s: %s", pool.id, pool.conflict)
@@ -386,6 +404,13 @@ class Scaler:
             if halt.stops and halt not in known:
                 self._report(halt)
         await self._fail_clients()
+
+    async def _leave_bad_nodes(self) -> None:
+        """Let the jobs leave whose nodes have turned bad; they are replaced as lost ones are."""
+        async with self._lock:
+            leaving = await self.pool.on_bad_nodes()
+            retire = self._retirer.retire_from_bad_nodes
+            await self.pool.remove(leaving, retire, bad_node=True)
 
     async def _fail_clients(self) -> None:
         """Fail what clients wait for if no job has workers, and none will be submitted."""

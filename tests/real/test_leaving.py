@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 from distributed.core import Status
 
 import gpujobs
+from gpujobs.clusters import badnodes
+from gpujobs.clusters.badnodes import NodeFailure
 
 from ..conftest import slow_variant
 from ..support.backend import Backend
@@ -139,6 +143,30 @@ def test_busy_workers_of_jobs_leave_without_losing_a_task(
     make: Callable[..., Any], backend: Backend, tmp_path: Path, gpus: int
 ) -> None:
     scale_down_while_busy(make(gpus_per_job=gpus), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["slurm"], indirect=True)
+def test_a_busy_job_leaves_a_node_on_which_a_gpu_fails(
+    make: Callable[..., Any], backend: Backend, tmp_path: Path
+) -> None:
+    """Another job has said so, which ended there; the new one is on another node."""
+    cluster = make(gpus_per_job=1)
+    cluster.scale(1)
+    cluster.wait_for_workers(1, timeout=patience(90))
+    (job,) = cluster.jobs
+    with cluster.get_client() as client:
+        futures = client.map(task(tmp_path, SECONDS), range(12), pure=False)
+        until(lambda: starts(tmp_path).total() >= 1, 30, "a task")
+        now, reason = time.time(), "worker x ended: killed; Xid 79 at 0000:09:00"
+        failure = NodeFailure(now, "x", job["node"], cluster.id, "1", now, reason, sure=True)
+        path = cluster._pool.ledger.folder / badnodes.FILE
+        path.write_text(f"{json.dumps(asdict(failure))}\n")
+        assert client.gather(futures) == [n * n for n in range(12)]
+        until(lambda: counting(cluster) == 1, 60, "the end of the first job")
+        (new,) = (one for one in cluster.jobs if one["phase"] == "RUNNING")
+        assert new["node"] not in ("", job["node"])
+    assert set(starts(tmp_path).values()) == {1}
 
 
 @pytest.mark.slow

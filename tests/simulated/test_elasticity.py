@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
+from gpujobs.clusters import badnodes
+from gpujobs.clusters.badnodes import NodeFailure
 from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import RECOVERY_AGE, ClusterMonitor, recover_submission
 from gpujobs.clusters.progress import LibraryProgress
@@ -245,6 +248,25 @@ def test_jobs_that_leave_after_their_tasks_are_taken_back_before_new_ones_are_su
         assert cluster.ledger.get(cluster.id).removed == (2,)
         await asyncio.sleep(400)
         assert [job.number for job in slurm.running] == [0, 1, 3, 4]
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("task_seconds", [60.0, float("inf")], ids=["ends", "hangs"])
+def test_jobs_on_a_node_that_turned_bad_are_replaced_once(
+    tmp_path: Path, task_seconds: float
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        cluster.dask.task_seconds = task_seconds
+        await cluster.scale_to(2)
+        await asyncio.sleep(120)
+        reason, now = "worker x ended: killed; Xid 79 at 0000:09:00", slurm.time()
+        failure = NodeFailure(now, "s", "n1", cluster.id, "1", now - 9, reason, sure=True)
+        (cluster.ledger.folder / badnodes.FILE).write_text(f"{json.dumps(asdict(failure))}\n")
+        await asyncio.sleep(30)
+        assert numbers(cluster) == [2, 3] and len(slurm.alive) == 4
+        await asyncio.sleep(600)  # the new ones have started there although it is bad
+        assert numbers(cluster) == [2, 3] == [job.number for job in slurm.alive]
 
     run(tmp_path, story)
 
@@ -563,6 +585,22 @@ def test_an_answer_that_lacks_a_row_does_not_give_up_an_interrupted_submission(
         assert [found.id for found in record.submissions] == [sent.id] and not slurm.lost
 
     run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
+
+
+def test_an_interrupted_submission_is_looked_for_with_pauses_while_there_is_no_answer(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        (sent,) = cluster.pool.record.submissions
+        intent = replace(sent, id="", time=slurm.time() - RECOVERY_AGE)
+        record = cluster.ledger.update(cluster.id, submissions=(), intent=intent)
+        slurm.broken_how, slurm.broken_until = "empty", slurm.seconds + 60
+        before = slurm.calls["squeue"]
+        assert recover_submission(record, cluster.ledger, system=slurm).intent == intent
+        assert slurm.calls["squeue"] - before <= 6
+
+    run(tmp_path, story)
 
 
 def test_a_long_outage_at_the_first_submission_does_not_end_the_cluster(tmp_path: Path) -> None:

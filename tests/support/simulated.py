@@ -493,7 +493,9 @@ class SimulatedDask:
     async def give_up(self, error: Exception | None) -> None:
         self.given_up = error
 
-    async def retire(self, names: list[str]) -> None:
+    async def retire(
+        self, names: list[str], why: str = "scale", limit: float | None = None
+    ) -> None:
         connected = self.slurm.connected
         jobs = {connected[name].id: connected[name] for name in names if name in connected}
         for job in jobs.values():
@@ -501,7 +503,8 @@ class SimulatedDask:
         self.on_release([job for job in jobs.values() if self._may_stay(job)])
         if self.task_seconds:
             self.leaving.update(names)
-            await asyncio.sleep(self.task_seconds)
+            seconds = self.task_seconds if limit is None else min(limit, self.task_seconds)
+            await asyncio.sleep(seconds)
             names = [name for name in names if name in self.leaving]
             self.leaving.difference_update(names)
         self.slurm.retired.update(names)

@@ -118,6 +118,29 @@ def test_how_long_a_node_is_avoided() -> None:
     assert list(bad_nodes(found, "here", BAD + 300)) == []
 
 
+@each(
+    ("reason", "time", "is_bad"),
+    [
+        ("worker svd-0000-1 ended (exit code 1): killed; Xid 79 at 0000:09:00", 30, True),
+        (LOST_GPU, 30, True),
+        ("1 of 2 GPUs visible (GPU is lost)", 30, True),
+        ("worker svd-0000-1 ended (exit code 1): killed; Xid 13 at 0000:09:00", 30, False),
+        ("svd-0000-1 on node2: 2 GPUs were requested, but 1 assigned (0)", 30, False),
+        ("launch failed: its script did not run", 30, False),
+        (LOST_GPU, -30, False),  # the job started although this was known
+    ],
+)
+def test_a_running_job_leaves_a_node_on_which_a_gpu_fails(
+    reason: str, time: float, is_bad: bool
+) -> None:
+    job = failed_job("x").jobs[0]
+    job = replace(job, node="node0,node1", began=START)
+    found = replace(failure("node1", START + time), reason=reason)
+    assert (job.number in badnodes.turned_bad([job], [found], "svd-0000")) is is_bad
+    others = [replace(found, node="node2"), replace(found, cluster="x"), replace(found, sure=False)]
+    assert not badnodes.turned_bad([job], others, "svd-0000")
+
+
 def test_a_failure_in_the_future(tmp_path: Path) -> None:
     """A node whose clock is wrong is not bad for years; another host may be some seconds ahead."""
     now = START + 60
