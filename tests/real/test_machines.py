@@ -137,13 +137,14 @@ def network(process: psutil.Process | None = None) -> str:
     return str(Path(f"/proc/{process.pid if process else 'self'}/ns/net").readlink())
 
 
+@pytest.mark.waits
 @pytest.mark.stub
 def test_a_machine_that_disappears_ends_the_cluster_by_its_name(
     cli: Cli, machines: Machines
 ) -> None:
     cluster = start(cli)
     machines.disconnect("ws2")
-    until(lambda: cli.status(cluster)["state"] == "failed", 120, lambda: str(cli.status(cluster)))
+    until(lambda: cli.status(cluster)["state"] == "FAILED", 120, lambda: str(cli.status(cluster)))
     assert "ws2" in cli.status(cluster)["reason"]
     nothing_is_left(cluster)
 
