@@ -117,6 +117,7 @@ def test_everything_of_a_cluster_runs_in_the_image(
     backend.wait_empty(20, cluster)
 
 
+@pytest.mark.slow
 def test_podman_runs_the_image_and_ends_with_the_job(
     cli: Cli, backend: SlurmBackend, image: Image, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.clusters.freequeues import free_queues
 from gpujobs.clusters.machines import on_machines
 from gpujobs.config.sitefiles import load_site
 from gpujobs.config.spec import load_spec
@@ -74,6 +75,7 @@ def test_each_machine_gets_its_own_free_gpus_and_all_its_cpus(home: Path) -> Non
     (script,) = render(plan, "p-0000")
     assert "export GPUJOBS_MACHINES='ws1:0 ws1:1 ws2:1 ws2:3'" in script.text
     assert "CUDA_VISIBLE_DEVICES" not in script.text
+    assert plan.layout.head_text(group.shape, False) == "on this machine; 2 machines started by ssh"
     calls = (home / "calls").read_text().splitlines()
     assert [call.partition(" -- ")[2].split()[0] for call in sorted(calls)] == ["ws1", "ws2"]
 
@@ -102,6 +104,17 @@ def test_what_machines_cannot_have_is_refused(profile: str, message: str, home: 
     (home / "p.yaml").write_text(f"{profile}\nrun: [a]\n")
     with pytest.raises(InputError, match=message):
         on_machines(load_spec(home / "p.yaml", site=str(home / "s.yaml")))
+
+
+def test_containers_and_queues_of_machines_are_refused(home: Path) -> None:
+    (home / "s.yaml").write_text(text_of({**SITE, "machines": ["ws1", "ws2"]}))
+    container = "environment: {container: {runtime: podman, image: /x}}"
+    (home / "p.yaml").write_text(f"run: [a]\n{container}\n")
+    spec, machine = on_machines(load_spec(home / "p.yaml", site=str(home / "s.yaml")))
+    with pytest.raises(InputError, match=r"ssh cannot start containers on several nodes$"):
+        make_plan(spec, python="python", machine=machine)
+    with pytest.raises(InputError, match="machines of this site have no queues"):
+        free_queues(spec.site)
 
 
 def test_the_nodes_of_a_job_on_machines_are_those_of_its_gpus() -> None:
