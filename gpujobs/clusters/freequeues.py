@@ -226,6 +226,9 @@ def free_queues(site_file: SiteFile, *, estimate: bool = False) -> list[FreeQueu
 
 
 def _free_queues(client: SchedulerClient, site: Site) -> Iterator[FreeQueue]:
+    if site.machines:
+        message = "the machines of this site have no queues"
+        raise InputError(message, hint="`gpujobs plan PROFILE` asks them for their free GPUs")
     nodes = _nodes(client)
     for key in site.queues:
         yield from _free(site, key, nodes)

@@ -262,8 +262,12 @@ def _gpus(value: object) -> int | Literal["auto"]:
     return model.at_most(model.MOST, 0).parse(value)
 
 
-Runtime: TypeAlias = Literal["apptainer", "singularity", "pyxis", "charliecloud"]
-RUNTIME: model.Scalar[Runtime] = model.choice("apptainer", "singularity", "pyxis", "charliecloud")
+Runtime: TypeAlias = Literal[
+    "apptainer", "singularity", "pyxis", "charliecloud", "podman", "podman-hpc"
+]
+RUNTIME: model.Scalar[Runtime] = model.choice(
+    "apptainer", "singularity", "pyxis", "charliecloud", "podman", "podman-hpc"
+)
 Layout: TypeAlias = Literal["workers", "allocation", "mpi"]
 LAYOUT: model.Scalar[Layout] = model.choice("workers", "allocation", "mpi")
 

@@ -401,6 +401,8 @@ class GPULocalCluster(GPUJobQueueCluster):
     batch_schedulers = ("local",)
     default_site = "local"
     vocabulary = LOCAL
+    _machines: tuple[str, ...] = ()
+    """Machines for ssh, in the place of this one."""
     _first_workers = 0
     """Workers that it waits for when it starts."""
 

@@ -47,9 +47,9 @@ class ManagedProcess:
         environ: Mapping[str, str],
         stop: signal.Signals = signal.SIGTERM,
         *,
-        stdin: int = subprocess.DEVNULL,
+        open_stdin: bool = False,
     ) -> None:
-        """``stop``: the signal that asks it to exit. ``stdin``: a PIPE ends with this process."""
+        """``stop``: the signal that asks it to exit. ``open_stdin``: it ends with this process."""
         self.name = name
         self.log = log
         self._stop = stop
@@ -60,7 +60,7 @@ class ManagedProcess:
             try:
                 self._process = subprocess.Popen(
                     argv,
-                    stdin=stdin,
+                    stdin=subprocess.PIPE if open_stdin else subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     env=environ,

@@ -14,7 +14,6 @@ import runpy
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -87,20 +86,14 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
         return [ManagedProcess(title, words, log, own)]
     end = next(n for n, word in enumerate(words, 1) if word.endswith(f".{names.RANK_SCRIPT}"))
     write_rank_script(options, environ, words[end:])
-    words, stdin = words[:end], subprocess.DEVNULL
-    if names.MACHINES in environ:
-        # A shell reads the words of ssh. The end of its input tells a node that ssh is gone.
-        words, stdin = (*words[:-1], shlex.quote(words[-1])), subprocess.PIPE
-    return [
-        ManagedProcess(
-            f"{title} of {node}",
-            [w.replace(names.NODE, node) for w in words],
-            log,
-            own,
-            stdin=stdin,
-        )
-        for node in job_nodes(environ)
-    ]
+    words, by_ssh = words[:end], names.MACHINES in environ
+    if by_ssh:  # a shell reads its words
+        words = (*words[:-1], shlex.quote(words[-1]))
+    started = []
+    for node in job_nodes(environ):
+        argv = [word.replace(names.NODE, node) for word in words]
+        started.append(ManagedProcess(f"{title} of {node}", argv, log, own, open_stdin=by_ssh))
+    return started
 
 
 # -- the environment of processes on other nodes ---------------------------------------------------

@@ -133,6 +133,56 @@ class Charliecloud(Runtime):
         return {f"{self._prefix}{name}": value for name, value in container.env.items()}
 
 
+class Podman(Runtime):
+    """Podman: has networks, process ids and an environment of its own, unless options say not.
+
+    The supervisor must see the batch script, and a batch scheduler's cgroup holds only what has no
+    cgroup of its own. A variable of the image has priority. An image that is a folder is read-only.
+    """
+
+    name = "podman"
+    program = "podman"
+    separators = ":"
+    _before_run: ClassVar[str] = "--cgroup-manager=cgroupfs "
+    _gpus: ClassVar[str] = '"${of_gpus[@]}"'
+    """Of the job's, by the file that `nvidia-ctk cdi generate` writes, if the node has one."""
+
+    def prepare(self, container: Container) -> list[str]:
+        """Return the lines that find out what kind of image it is, and what the node has."""
+        return [
+            "of_gpus=()",
+            "! grep -qs nvidia.com/gpu /etc/cdi/* /run/cdi/* ||",
+            "    of_gpus=(--device=nvidia.com/gpu=all)",
+            'of_image=("$image")',
+            '[ ! -d "$image" ] || of_image=(--read-only --read-only-tmpfs=false --rootfs "$image")',
+            "[ ! -d /dev/infiniband ] || "
+            'of_image=(--device=/dev/infiniband --ulimit=memlock=-1 "${of_image[@]}")',
+        ]
+
+    def words(self, container: Container, gpus: bool) -> list[str]:
+        return [
+            f"env --unset=LD_LIBRARY_PATH --unset=LD_PRELOAD {self.program} {self._before_run}run",
+            "--rm --network=host --pid=host --log-driver=none --entrypoint= --env-host",
+            "--security-opt=label=disable --volume=/dev/shm:/dev/shm",
+            *([self._gpus] if gpus else []),
+            *(f"--volume={mount}" for mount in container.mounts),
+            f"--workdir={container.workdir}",
+            *container.args,
+            # The value is that of the job: it is not in the arguments, which others can read.
+            *(f"--env={name}" for name in ("TMPDIR", *container.env)),
+            '"${of_image[@]}"',
+        ]
+
+
+class PodmanHpc(Podman):
+    """NERSC's podman-hpc: Podman with the storage of the nodes, and an option for GPUs."""
+
+    name = "podman-hpc"
+    program = "podman-hpc"
+    _before_run = ""
+    _gpus = "--gpu"
+
+
 class Pyxis(Runtime):
     """Pyxis, which is part of Slurm's ``srun``: passes the environment, the image's has priority.
 
@@ -184,7 +234,8 @@ class Pyxis(Runtime):
 
 
 RUNTIMES: dict[str, Runtime] = {
-    runtime.name: runtime for runtime in (Apptainer(), Singularity(), Charliecloud(), Pyxis())
+    runtime.name: runtime
+    for runtime in (Apptainer(), Singularity(), Charliecloud(), Pyxis(), Podman(), PodmanHpc())
 }
 """By the value of `runtime`."""
 

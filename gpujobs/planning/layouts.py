@@ -195,7 +195,8 @@ class AllocationLayout(Layout):
         elif self.profile.environment.container and NODE in words:
             message = f"{words[0]} cannot start containers on several nodes"
         if message:
-            raise QueueMismatch("gpus", message, hint=f"gpus: {per_node}, or layout: mpi")
+            hint = "" if self.site.machines else f"gpus: {per_node}, or layout: mpi"
+            raise QueueMismatch("gpus", message, hint=hint)
 
     def default_start_workers(self, n_workers: int) -> int:
         return n_workers
@@ -271,8 +272,10 @@ class AllocationLayout(Layout):
     def head_text(self, shape: JobShape, own_head: bool) -> str:
         if not self.working_ranks(shape):
             return "in the job"
-        nodes = plural(shape.nodes, "node")
-        return f"on the first node; {nodes} started by {self.launcher(shape)[0]}"
+        nodes, place = plural(shape.nodes, "node"), "on the first node"
+        if self.site.machines:
+            nodes, place = plural(shape.nodes, "machine"), "on this machine"
+        return f"{place}; {nodes} started by {self.launcher(shape)[0]}"
 
 
 class MpiLayout(AllocationLayout):

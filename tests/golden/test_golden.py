@@ -95,6 +95,12 @@ PROFILES: dict[str, tuple[str, dict[str, object]]] = {
     "slurm-pyxis-mpi": ("containers", {
         **SVD, "layout": "mpi", "gpus": 8, "env": {"OMP_NUM_THREADS": "4"}, "network": {"protocol": "tcp"},
         "environment": {"container": {"runtime": "pyxis", "image": "nvcr.io#nvidia/rapidsai/base:26.10"}}}),
+    "slurm-podman": ("containers", {
+        **SVD, "gpus": 4, "env": {"GREETING": "it's me"}, "network": {"protocol": "tcp"},
+        "environment": {"container": {"runtime": "podman", "image": "docker://docker.io/rapidsai/base:26.10", "args": ["--shm-size=1g"]}}}),
+    "slurm-podman-hpc-mpi": ("containers", {
+        **SVD, "layout": "mpi", "gpus": 8, "network": {"protocol": "tcp"},
+        "environment": {"container": {"runtime": "podman-hpc", "image": "docker://docker.io/rapidsai/base:26.10"}}}),
     "sge-charliecloud": ("example-sge", {
         **SVD, "gpus": 8, "account": "astro1", "env": {"GREETING": "it's me"}, "network": {"protocol": "tcp"},
         "environment": {"python": "/opt/conda/bin/python", "container": {"runtime": "charliecloud", "image": "~/rapids"}}}),

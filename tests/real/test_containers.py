@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable
+from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unavailable
 from ..support import images, mpi
 from ..support.backend import Backend, SlurmBackend
 from ..support.cli import ROOT, Cli, text_of, without_dashboard
@@ -115,6 +115,30 @@ def test_everything_of_a_cluster_runs_in_the_image(
     check_places(found)
     assert sorted(place["CUDA_VISIBLE_DEVICES"] for place in found["workers"])[0] == "0,1"
     backend.wait_empty(20, cluster)
+
+
+@pytest.mark.slow
+def test_podman_runs_the_image_and_ends_with_the_job(
+    cli: Cli, backend: SlurmBackend, image: Image, tmp_path: Path
+) -> None:
+    """An ordinary user, without a session and without further user ids."""
+    if why := images.podman_missing(fresh_folder(cli.home, "podman"), cli.user):
+        unavailable("podman", why)
+    write_site(cli, backend, image.podman_setup(), containers=image.podman_site(cli.user or ""))
+    cluster = cli.submit(PROFILE, "--wait")
+    found = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    for place in (found["run"], found["scheduler"], *found["workers"]):
+        assert (place["image"], place["host"]) == (True, False)
+        assert (place["prefix"], place["OF_IMAGE"]) == ("/opt/python", "image")
+        assert place["GREETING"] == "it's $HOME: me"
+    assert sorted(place["CUDA_VISIBLE_DEVICES"] for place in found["workers"])[0] == "0,1"
+    backend.wait_empty(20, cluster)
+    cli.write("where.py", "print('here', flush=True)\nimport time\ntime.sleep(600)\n")
+    cluster = cli.submit(PROFILE)
+    until(lambda: "here" in cli("logs", cluster).stdout, 90, every=1)
+    assert cli("cancel", cluster).returncode == 0
+    backend.wait_empty(60, cluster)
+    until(lambda: not processes_with(cluster), 30, lambda: str(processes_with(cluster)))
 
 
 @pytest.mark.slow

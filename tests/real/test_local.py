@@ -50,6 +50,32 @@ def test_the_quickstart_runs_without_a_gpu(local: Cli) -> None:
     until(lambda: not processes_with(done.stdout.strip()), 10)
 
 
+def test_a_script_as_python_starts_all_processes_in_its_image(local: Cli) -> None:
+    """As docs/containers.md has it, with a runtime that only notes its calls."""
+    page = (ROOT / "docs" / "containers.md").read_text()
+    script = page.partition("```text\n")[2].partition("```")[0]
+    assert "exec my-runtime exec /project/p12345/image.sif" in script
+    runtime = local.work / "my-runtime"
+    python = Path(sys.executable).parent
+    runtime.write_text(f'#!/bin/sh\necho call >> {runtime}.calls\nshift 2\nexec "$@"\n')
+    script = script.replace("my-runtime", str(runtime)).replace("python3 ", f"{python}/python3 ")
+    wrapper = local.work / "python-in-image"
+    wrapper.write_text(script)
+    for path in (runtime, wrapper):
+        path.chmod(0o755)
+    local.write("who.py", WHO.replace('"OWN"', '"IN_IMAGE"'))
+    profile = {"gpus": 0, "environment": {"python": str(wrapper)}}
+    done = local(
+        "submit", str(local.write("p.yaml", {**profile, "run": [str(wrapper), "who.py"]})), "--wait"
+    )
+    assert done.returncode == 0, done.stderr
+    cluster = done.stdout.split()[0]
+    found = json.loads(local("logs", cluster).stdout.splitlines()[-1])["workers"]
+    assert [place[2] for place in found.values()] == ["1"]
+    assert Path(f"{runtime}.calls").read_text() == "call\n"
+    until(lambda: not processes_with(cluster), 10)
+
+
 @pytest.mark.stub
 def test_a_setup_that_fails_is_said_at_once(local: Cli) -> None:
     setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"

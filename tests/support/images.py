@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -31,6 +32,24 @@ def missing() -> str:
     return "this kernel gives no user namespaces" if done.returncode else ""
 
 
+def podman_missing(folder: Path, user: str | None) -> str:
+    """Return why ``user`` can start no container with Podman here, or ``""``."""
+    if not shutil.which("podman"):
+        return "Podman is not installed"
+    image = Image.__new__(Image)
+    image.folder = folder / "probe"
+    for name in ("usr", "proc", "sys", "dev", "tmp", "etc", "run"):
+        (image.folder / name).mkdir(parents=True)
+    for name in ("bin", "lib", "lib64"):
+        (image.folder / name).symlink_to(f"usr/{name}")
+    subprocess.run(["chown", "-R", user or "root", str(folder)], check=True)
+    words = "podman --cgroup-manager=cgroupfs run --rm --network=host --pid=host --volume=/usr:/usr"
+    script = f"{image.podman_setup()}\n{words} --rootfs {image.folder} /bin/true"
+    own = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    done = run(["bash", "-c", script], env=own, user=user, cwd=folder)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
 class Image:
     """A folder for ch-run. Its Python is only on the PATH that the image sets."""
 
@@ -54,6 +73,34 @@ class Image:
         """Return `containers` of a site file for Charliecloud; without ``packages`` there is no dask."""
         binds = [*self._binds(packages), f"{NVML}:/opt/nvml"]
         return {"runtime": "charliecloud", "images": {"mine": str(self.folder)}, "binds": binds}
+
+    def podman_site(self, user: str) -> dict[str, Any]:
+        """Return the same for Podman, of which ``user`` starts the image as its owner.
+
+        A folder has no variables of an image: they are arguments.
+        """
+        if user:
+            run(
+                ["chown", "-R", user, str(self.folder)],
+                env={"PATH": os.environ["PATH"]},
+                user=None,
+                cwd=Path("/"),
+            )
+        lines = (self.folder / "ch" / "environment").read_text().splitlines()
+        return {**self.site(), "runtime": "podman", "args": [f"--env={line}" for line in lines]}
+
+    def podman_setup(self) -> str:
+        """Return the bash text with which Podman works on a machine without a session of the user.
+
+        Here it may not raise limits, and cgroups are of both versions, which crun does not support.
+        """
+        folder = self.folder.with_suffix(".podman")
+        folder.mkdir()
+        folder.chmod(0o777)
+        limits = '["nofile=1024:1024", "nproc=4096:4096"]'
+        text = f'[engine]\nruntime = "runc"\n[containers]\ndefault_ulimits = {limits}\n'
+        (folder / "containers.conf").write_text(text)
+        return f"export CONTAINERS_CONF={folder}/containers.conf XDG_RUNTIME_DIR={folder}/$UID; mkdir -p -m 700 $XDG_RUNTIME_DIR"
 
     def fake_site(self, runtime: str, *, packages: bool = True) -> dict[str, Any]:
         """Return `containers` of a site file for a fake of ``runtime``, which makes GPUs visible by itself."""

@@ -39,6 +39,9 @@ BASE = {
     "scheduler": "slurm",
     "queues": {"gpu": {"gpus_per_node": 4, "cpus_per_node": 8, "memory_per_node": "64GiB"}},
 }
+MACHINES = {
+    "description": "x", "scheduler": "local", "machines": ["attacker"], "queues": {"local": {}},
+}  # fmt: skip
 PROFILE = {"gpus": 1, "walltime": "10m", "run": ["true"]}
 
 
@@ -183,6 +186,9 @@ def check_named_by_the_user(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         assert folder.see(f"plan profile.yaml {words}", GPUJOBS_HOST="", **env).ran == {"quota"}
 
+    folder.write("two.yaml", text_of(MACHINES))
+    assert folder.see("plan profile.yaml --site ./two.yaml", GPUJOBS_HOST="").ran == {"ssh"}
+
 
 def check_named_by_a_profile(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write("profile.yaml", text_of({**PROFILE, "site": "./machine.yaml"}))
@@ -192,6 +198,11 @@ def check_named_by_a_profile(folder: Folder, monkeypatch: pytest.MonkeyPatch) ->
     refused = {"submit profile.yaml", "plan profile.yaml --soonest"}  # there is no sinfo
     assert seen == Seen(read=files, refused=refused)
     assert folder.sent("plan profile.yaml") == {*OF_SITE, "profile.yaml"}
+    folder.write("two.yaml", text_of(MACHINES))
+    folder.write("profile.yaml", text_of({"gpus": 0, "run": ["true"], "site": "./two.yaml"}))
+    seen = folder.see("plan profile.yaml", "render profile.yaml", "submit profile.yaml")
+    files = {"two.yaml", "profile.yaml"}
+    assert seen == Seen(read=files, refused={"submit profile.yaml"})
 
 
 def check_beside(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +302,11 @@ def check_job_folder(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = folder.see(command)
         assert seen.ran == set(), command  # no site of the user has these `commands`
         assert all(name.startswith("jobs/") for name in seen.read | seen.written)
+    (spec,) = (folder.path / "jobs").rglob("spec.json")
+    value = json.loads(spec.read_text())
+    value["site"]["document"] = MACHINES
+    spec.write_text(json.dumps(value))
+    assert folder.see("status jobs", "scale jobs 2", "report jobs", "cancel jobs").ran == set()
 
 
 def check_answers(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +338,7 @@ def check_answers(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
 ROWS: dict[str, tuple[tuple[str, str, str, str, str], Callable[..., None]]] = {
     "site file of the [search path](sites.md#search-path)": (
         (
-            "yes, if others could not have written it", "`commands`, `quota_command`", "`hosts`, by ssh",
+            "yes, if others could not have written it", "`commands`, `quota_command`", "`hosts` and `machines`, by ssh",
             "to the login node of a command, with the files that it extends and its templates", "never",
         ),
         check_search_path,
@@ -334,7 +350,7 @@ ROWS: dict[str, tuple[tuple[str, str, str, str, str], Callable[..., None]]] = {
         (
             "yes; `plan` and `submit` name it",
             "never: `commands` and `quota_command` are not used, and `submit` refuses the file until you name it",
-            "never: `hosts` is not used", "with `--host`, the same files, without these keys", "never",
+            "never: `hosts` and `machines` are not used", "with `--host`, the same files, without these keys", "never",
         ),
         check_named_by_a_profile,
     ),
