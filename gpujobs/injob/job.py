@@ -25,7 +25,7 @@ from .folder import (
     RegisteredWorker,
 )
 from .gpuerrors import gpu_errors
-from .gpus import job_devices, shared_gpu_message, start_sampler
+from .gpus import job_devices, shared_gpu_message
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .mps import MpsError, MpsService, is_provided, shared
 from .names import UCX_WARNINGS, group_prefix, job_file, job_name, job_worker_names
@@ -33,6 +33,7 @@ from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
 from .rank import job_log, lost_file, node_file, report_lost, start_launcher
+from .sampler import start_sampler
 from .workerhost import preset
 
 
