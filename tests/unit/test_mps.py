@@ -182,11 +182,20 @@ def test_a_signal_to_all_processes_of_the_job_leaves_the_daemon_to_its_workers(
     ],
 )  # fmt: skip
 def test_a_daemon_that_does_not_start_says_why(
-    tmp_path: Path, environ: dict[str, str], changes: dict[str, str], words: str
+    tmp_path: Path,
+    short: Path,
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    words: str,
 ) -> None:
+    roots = short / "roots"
+    roots.mkdir()
+    monkeypatch.setattr(mps, "_ROOTS", (str(roots),))
     with pytest.raises(MpsError) as error:
         service(tmp_path, {**environ, **changes}, "0", "1")
     assert words in str(error.value) and "cannot run nvidia-cuda-mps-control" in str(error.value)
+    assert not list(roots.iterdir())
 
 
 def test_a_daemon_that_dies_says_why(tmp_path: Path, environ: dict[str, str]) -> None:
