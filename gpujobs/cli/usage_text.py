@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from ..clusters.advice import MARGINS, Size, has_succeeded, sizes, unsampled
 from ..clusters.badnodes import BAD, NodeFailure
-from ..clusters.history import GpuSamples, Sample
+from ..clusters.history import Energy, GpuSamples, Sample, measured_energy
 from ..clusters.ledger import GroupRecord
 from ..clusters.notebook import html_template
 from ..clusters.report import NOT_WITH_MIG, Json, job_json
 from ..clusters.usage import (
-    Energy,
     GpuHours,
     JobUsage,
     Phase,
@@ -22,7 +21,6 @@ from ..clusters.usage import (
     Steps,
     UsageReport,
     busy_fraction,
-    measured_energy,
     shorter_samples,
     timeline,
     total,

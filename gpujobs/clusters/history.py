@@ -1,6 +1,6 @@
 """Read the history of a cluster from its folder: times of jobs, workers and GPUs.
 
-`injob.registry` and `injob.gpus` write it. Times are in seconds since the
+`injob.registry` and `injob.sampler` write it. Times are in seconds since the
 epoch.
 """
 
@@ -23,7 +23,7 @@ from ..injob.folder import (
     parse_json,
     read_lines,
 )
-from ..injob.gpus import USAGE, UsageLine
+from ..injob.sampler import USAGE, UsageLine
 from ..text import clean
 from . import oldfolder
 from .folder import FolderReader, file_names, folder_problem, job_files
@@ -35,6 +35,7 @@ _FRESH = 120.0
 _TAIL_BYTES = 8192
 """End of a file of samples that has its last line, also with the GPUs of a large node."""
 _HEAD_BYTES = 16384
+_JOULES_OF_KWH = 3.6e6
 
 Line = TypeVar("Line", Event, oldfolder.OldEvent, UsageLine)
 
@@ -75,6 +76,43 @@ class GpuSamples:
     uuid: str
     memory: int
     samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of GPUs in the samples that have it."""
+
+    joules: float
+    idle_joules: float
+    """Of each sample, the part of the time for which no program ran on the GPU."""
+    seconds: float
+    """Of all GPUs."""
+
+    @property
+    def kwh(self) -> float:
+        """The energy in kWh."""
+        return self.joules / _JOULES_OF_KWH
+
+    @property
+    def idle_kwh(self) -> float:
+        """The idle part in kWh."""
+        return self.idle_joules / _JOULES_OF_KWH
+
+    @property
+    def mean_power(self) -> float:
+        """Watts of a GPU."""
+        return self.joules / self.seconds
+
+
+def measured_energy(samples: Iterable[Sample]) -> Energy | None:
+    """Return the energy in samples; None if none has it."""
+    joules = idle = seconds = 0.0
+    for one in samples:
+        if one.energy is not None and one.energy >= 0:
+            joules += one.energy
+            seconds += one.seconds
+            idle += one.energy * (1 - (one.busy or 0.0) / 100)
+    return Energy(joules, idle, seconds) if seconds else None
 
 
 @dataclass(frozen=True)

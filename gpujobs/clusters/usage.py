@@ -14,51 +14,21 @@ from typing import TypeVar
 
 from ..injob.configuration import WALLTIME
 from ..injob.names import is_slice
-from .history import Connection, GpuSamples, History, HostSamples, Sample
+from .history import (
+    Connection,
+    Energy,
+    GpuSamples,
+    History,
+    HostSamples,
+    Sample,
+    measured_energy,
+)
 from .report import ClusterReport, JobPhase, JobReport
 from .targets import Target, Targets
 
 HOUR = 3600.0
-_JOULES_OF_KWH = 3.6e6
 Steps = list[tuple[float, int]]
 """Times, and the number from each time on."""
-
-
-@dataclass(frozen=True)
-class Energy:
-    """The energy of GPUs in the samples that have it."""
-
-    joules: float
-    idle_joules: float
-    """Of each sample, the part of the time for which no program ran on the GPU."""
-    seconds: float
-    """Of all GPUs."""
-
-    @property
-    def kwh(self) -> float:
-        """The energy in kWh."""
-        return self.joules / _JOULES_OF_KWH
-
-    @property
-    def idle_kwh(self) -> float:
-        """The idle part in kWh."""
-        return self.idle_joules / _JOULES_OF_KWH
-
-    @property
-    def mean_power(self) -> float:
-        """Watts of a GPU."""
-        return self.joules / self.seconds
-
-
-def measured_energy(samples: Iterable[Sample]) -> Energy | None:
-    """Return the energy in samples; None if none has it."""
-    joules = idle = seconds = 0.0
-    for one in samples:
-        if one.energy is not None and one.energy >= 0:
-            joules += one.energy
-            seconds += one.seconds
-            idle += one.energy * (1 - (one.busy or 0.0) / 100)
-    return Energy(joules, idle, seconds) if seconds else None
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib
-import json
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from .folder import Binding, Folder, Gpu, RegisteredWorker, all_gpus
-from .names import ARCHIVE, MPS, VISIBLE, WorkerSize, named, ranges
+from .folder import Binding, Gpu, RegisteredWorker, all_gpus
+from .names import MPS, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
-from .process import HostMeter, ManagedProcess
 
 if TYPE_CHECKING:
-    from .options import UsageOptions
+    pass
 
 _INFINIBAND = "/sys/class/infiniband"
 _DRIVER = Path("/proc/driver/nvidia")
@@ -49,9 +45,9 @@ def job_devices(
         # Some sites isolate GPUs without setting the variable: the driver shows only the job's own.
         if source != "scheduler" or _gpus_of_driver() != count:
             raise
-        return _first_devices(count)
+        return first_devices(count)
     if devices is None:
-        return _first_devices(count) if explicit else None
+        return first_devices(count) if explicit else None
     if len(devices) != count:
         listed = ",".join(devices) or environ.get(VISIBLE) or "none"
         if step and len(devices) < count:  # Slurm 26.05.0 to .2; the node is not to blame
@@ -125,7 +121,8 @@ def _devices_in_variable(name: str, environ: Mapping[str, str]) -> list[str]:
     return [prefix.sub("", item, count=1) for item in items]
 
 
-def _first_devices(count: int) -> list[str]:
+def first_devices(count: int) -> list[str]:
+    """Return the indices of a node's first GPUs."""
     return [str(index) for index in range(count)]
 
 
@@ -156,7 +153,7 @@ def visible_to_nvml() -> list[str]:
     """
     slices = [_slices(index) for index in range(nvml().nvmlDeviceGetCount())]
     if slices.count(None) == len(slices):
-        return _first_devices(len(slices))
+        return first_devices(len(slices))
     whole = ([_uuid(index)] if own is None else own for index, own in enumerate(slices))
     return sum(whole, [])  # noqa: RUF017 - of a few GPUs
 
@@ -475,159 +472,3 @@ def shared_gpu_message(workers: Mapping[str, RegisteredWorker]) -> str:
                 message = f"workers {listed} share GPU {gpu['uuid']} on {gpu['node']}"
                 return f"{message}, which is for {most}" if most > 1 else message
     return ""
-
-
-# -- samples of the GPUs, CPUs and memory of a job, appended to a file in the cluster's folder -----
-# They are taken in a process of their own: NVML can hang if a GPU fails, and neither the supervisor
-# nor the workers may wait for it.
-
-
-USAGE = "usage"
-"""Folder in the cluster's folder, with a file ``JOB-NODE.jsonl`` for each job and node."""
-_SHORTEST, _LONGEST = 1.0, 15.0
-"""Bounds of the interval on the first day, in seconds."""
-_DAY = 86400.0
-
-
-def interval(age: float) -> float:
-    """Return the seconds until the next sample of a job that has been sampled for ``age`` seconds.
-
-    A minute has 60 samples, a day less than 6,000. After that the interval grows with the age, so
-    that a day of a long job adds ever fewer lines.
-    """
-    first_day = min(max(_SHORTEST, age / 60), _LONGEST)
-    return max(first_day, age * _LONGEST / _DAY)
-
-
-def start_sampler(
-    folder: str, devices: Sequence[str] | None, count: int, environ: Mapping[str, str]
-) -> ManagedProcess | None:
-    """Start to sample the ``count`` GPUs of `job_devices` on this node, and its CPUs and memory.
-
-    None if that fails, which hurts no job. The process ends with this one, at the latest.
-    """
-    sampled = ",".join(devices or _first_devices(count))
-    argv = [sys.executable, str(Path(folder) / ARCHIVE), "usage", f"--devices={sampled}"]
-    try:
-        sampler = ManagedProcess("usage", argv, Path(os.devnull), environ)
-    except OSError:
-        return None
-    atexit.register(sampler.kill)
-    return sampler
-
-
-class SampledGpu(TypedDict):
-    """A GPU in the first line of a file of samples. ``memory`` is in bytes."""
-
-    uuid: str
-    memory: int
-
-
-class UsageLine(TypedDict, total=False):
-    """A line of a file of samples: its GPUs, or why there are none, or a sample."""
-
-    gpus: list[SampledGpu]
-    error: str
-    time: float
-    seconds: float
-    busy: list[Optional[float]]
-    used: list[Optional[int]]
-    energy: list[Optional[float]]
-    cpu: float
-    memory: int
-
-
-def sample_usage(options: UsageOptions) -> int:
-    """Append samples of the job until the parent process is gone; return an exit code.
-
-    The first line has the GPUs or the error of NVML. Each other line is a sample: `time`, the
-    `seconds` before it for which it stands, and by GPU `busy` in percent, `used` in bytes and
-    `energy` in joules; null if NVML does not know it, as for a MIG slice. `cpu` is in seconds,
-    `memory` in bytes.
-    """
-    parent, started = os.getppid(), time.monotonic()
-    name = f"{USAGE}/{options.job}-{node_name()}.jsonl"
-    folder = Folder(options.folder)
-    with contextlib.suppress(OSError):
-        (folder.path / USAGE).mkdir(mode=0o700, exist_ok=True)
-    handles, header = _open_gpus(options.devices)
-    _append(folder, name, {**header, "time": time.time()})
-    energy = [EnergyMeter(handle) for handle in handles]
-    meter, before = HostMeter(options.folder, options.job), time.monotonic()
-    while os.getppid() == parent:
-        pause = interval(time.monotonic() - started)
-        time.sleep(pause)
-        now = time.monotonic()
-        # After a suspension, the sample stands for the time since it only.
-        seconds = min(now - before, 2 * pause)
-        joules = [one.measure() for one in energy]
-        if seconds < now - before:
-            joules = [None] * len(joules)
-        before = now
-        cpu, memory = meter.measure()
-        line = {**_sample_all(handles, seconds), "cpu": round(cpu, 2), "memory": memory}
-        line["energy"] = joules
-        _append(folder, name, line)
-    return 0
-
-
-def _open_gpus(devices: Iterable[str]) -> tuple[list[object], dict[str, Any]]:
-    """Return NVML's handles and the GPUs for the first line; none, and the error of NVML."""
-    try:
-        handles = [device_handle(device) for device in devices]
-        gpus = [{"uuid": uuid_of(handle), "memory": memory_of(handle)} for handle in handles]
-    except Exception as error:  # no pynvml, no driver, or one of NVML's many errors
-        return [], {"error": f"{type(error).__name__}: {error}"}
-    return handles, {"gpus": gpus}
-
-
-def _sample_all(handles: Sequence[object], seconds: float) -> dict[str, Any]:
-    samples = [_sample(handle) for handle in handles]
-    return {
-        "time": round(time.time(), 1),
-        "seconds": round(seconds, 1),
-        "busy": [busy for busy, _ in samples],
-        "used": [used for _, used in samples],
-    }
-
-
-class EnergyMeter:
-    """Measures the energy of a GPU by its counter: since Volta, and not of a MIG slice alone."""
-
-    def __init__(self, handle: object) -> None:
-        self._handle = handle
-        self._before = self._counter()
-
-    def measure(self) -> float | None:
-        """Return the joules since the last call; None if they are not known.
-
-        The counter starts again when the driver is loaded.
-        """
-        before, self._before = self._before, self._counter()
-        if before is None or self._before is None or self._before < before:
-            return None
-        return (self._before - before) / 1000
-
-    def _counter(self) -> int | None:
-        """Return millijoules since the driver was loaded."""
-        api = nvml()
-        with contextlib.suppress(Exception):  # an NVML without MIG
-            if api.nvmlDeviceIsMigDeviceHandle(self._handle):
-                return None
-        with contextlib.suppress(Exception):  # NVML has many errors: it has no counter
-            return int(api.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        return None
-
-
-def _append(folder: Folder, name: str, line: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the next sample may find room
-        folder.append(name, [json.dumps(line)])
-
-
-def _sample(handle: object) -> tuple[int | None, int | None]:
-    busy = used = None
-    with contextlib.suppress(Exception):
-        busy = int(nvml().nvmlDeviceGetUtilizationRates(handle).gpu)
-    with contextlib.suppress(Exception):
-        used = int(nvml().nvmlDeviceGetMemoryInfo(handle).used)
-    return busy, used

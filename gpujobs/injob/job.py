@@ -23,7 +23,7 @@ from .folder import (
     RegisteredWorker,
 )
 from .gpuerrors import gpu_errors
-from .gpus import check_driver, job_devices, shared_gpu_message, start_sampler
+from .gpus import check_driver, job_devices, shared_gpu_message
 from .jobevents import (
     JobReader,
     LostNode,
@@ -40,6 +40,7 @@ from .network import node_name
 from .options import SuperviseOptions
 from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
 from .rank import job_log, node_file, report_lost, start_launcher
+from .sampler import start_sampler
 from .workerhost import preset
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from .folder import AFTER, EXIT_FAILED, Ended, EndKind, Folder, Run, head_folder, owner_file
 from .gpuerrors import write_gpu_errors
-from .gpus import sample_usage
 from .head import Head
 from .job import clear_for_head, end_attempt, over
 from .jobevents import append_event, job_events, job_facts, run_name
@@ -22,6 +21,7 @@ from .names import RUN_OF_JOB, job_file
 from .network import node_name
 from .options import DaskOptions, SuperviseOptions, TryUcxxOptions, WorkersOptions, parse
 from .rank import launch, run_rank
+from .sampler import sample_usage
 from .workers import Node, Workers, retire
 
 

@@ -84,10 +84,13 @@ def _is_live(control: Path) -> bool:
     return False
 
 
-def private_folder(roots: Iterable[str] = _ROOTS) -> Path:
-    """Return a new folder that only this user can enter, with a short path. Raises MpsError."""
+def private_folder(roots: Iterable[str] = ()) -> Path:
+    """Return a new folder that only this user can enter, with a short path. Raises MpsError.
+
+    ``roots``: where it may be; default: `_ROOTS`.
+    """
     problem = "no short path for its sockets"
-    for root in roots:
+    for root in roots or _ROOTS:
         if len(os.fsencode(root)) + _LONGEST_NAME > _LONGEST_SOCKET:
             continue
         try:
@@ -121,10 +124,12 @@ class MpsService:
         deadline = time.monotonic() + _START_TIMEOUT
         ready = self._folder / _READY
         while not ready.exists():
-            if problem := self.problem():
-                raise MpsError(problem)
+            problem = self.problem()
             if time.monotonic() > deadline:
-                raise MpsError(f"MPS did not start within {_START_TIMEOUT:.0f} s")
+                problem = problem or f"MPS did not start within {_START_TIMEOUT:.0f} s"
+            if problem:
+                self.stop()
+                raise MpsError(problem)
             time.sleep(_INTERVAL_AT_START)
         return [str(device) for device in json.loads(ready.read_text(encoding="utf-8"))]
 

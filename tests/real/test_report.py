@@ -21,7 +21,7 @@ from gpujobs.cli.usage_text import page, usage_json, usage_text
 from gpujobs.clusters.history import HostSample, host_samples
 from gpujobs.clusters.usage import timeline
 from gpujobs.injob.folder import read_lines
-from gpujobs.injob.gpus import UsageLine
+from gpujobs.injob.sampler import UsageLine
 
 from ..conftest import unavailable
 from ..support.browser import Browser, open_browser

@@ -19,8 +19,8 @@ from gpujobs.cli.usage_text import page, usage_json, usage_text
 from gpujobs.clusters.history import GpuSamples, History, gpu_samples
 from gpujobs.clusters.submit import new_record
 from gpujobs.injob.archive import build
-from gpujobs.injob.gpus import EnergyMeter
 from gpujobs.injob.names import ARCHIVE
+from gpujobs.injob.sampler import EnergyMeter
 
 from ..support.cli import NVML
 from ..support.processes import stop, until

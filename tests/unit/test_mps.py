@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.plan_text import plan_text
+from gpujobs.deploy.keywords import spec_of
 from gpujobs.injob import mps
 from gpujobs.injob.archive import build
 from gpujobs.injob.folder import EndKind
@@ -24,6 +25,7 @@ from gpujobs.injob.mps import MpsError, MpsService, is_provided, named_gpus, pri
 from gpujobs.injob.names import ARCHIVE
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.workers import Workers
+from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
 
 from ..support.cli import NVML, ROOT
@@ -49,6 +51,13 @@ def test_jobs_start_mps_if_the_profile_has_it(home: Path) -> None:
     assert "1/4 of a GPU through MPS" in plan_text(
         made_plan(home, {"gpus": 4, "workers": SHARED}), "svd"
     )
+
+
+def test_python_has_the_keyword_and_the_option(home: Path) -> None:
+    site = str(home / "s.yaml")
+    for keywords in (SHARED, {"worker_options": SHARED}):
+        plan = make_plan(spec_of(keywords, site, 4), python="python", replaces="owner")
+        assert plan.profile.workers.mps and plan.profile.workers.workers_per_gpu == 4
 
 
 @each(
@@ -173,11 +182,20 @@ def test_a_signal_to_all_processes_of_the_job_leaves_the_daemon_to_its_workers(
     ],
 )  # fmt: skip
 def test_a_daemon_that_does_not_start_says_why(
-    tmp_path: Path, environ: dict[str, str], changes: dict[str, str], words: str
+    tmp_path: Path,
+    short: Path,
+    environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, str],
+    words: str,
 ) -> None:
+    roots = short / "roots"
+    roots.mkdir()
+    monkeypatch.setattr(mps, "_ROOTS", (str(roots),))
     with pytest.raises(MpsError) as error:
         service(tmp_path, {**environ, **changes}, "0", "1")
     assert words in str(error.value) and "cannot run nvidia-cuda-mps-control" in str(error.value)
+    assert not list(roots.iterdir())
 
 
 def test_a_daemon_that_dies_says_why(tmp_path: Path, environ: dict[str, str]) -> None:

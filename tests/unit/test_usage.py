@@ -30,8 +30,8 @@ from gpujobs.clusters.usage import (
     timeline,
 )
 from gpujobs.injob.archive import build
-from gpujobs.injob.gpus import interval
 from gpujobs.injob.names import ARCHIVE
+from gpujobs.injob.sampler import interval
 from gpujobs.schedulers import JobState
 
 from ..support.cli import NVML, ROOT
