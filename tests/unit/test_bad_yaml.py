@@ -282,7 +282,7 @@ def test_words_of_other_programs_mean_keys() -> None:
         ("gpus: 1\nworkers: {threads_per_worker: 2}", "use `workers.threads`"),
         ("groups: {a: {gpus: 1, run: x}}", "`run` is for the whole cluster: write it outside of `groups`"),
         ("groups: {a: {gpus: 1, workers: {nthreads: 1}}}", "use `groups.a.workers.threads`"),
-        ("gpus: 1\nsoftware: x", "use `environment.setup`"),
+        ("gpus: 1\nsoftware: x", "use `environment`"),
         ("gpus: 1\nenviron: {}", "use `env`"),
         ("gpus: 1\nscript: x", "use `run`"),
         ("ngpus: 1", "use `gpus`: each GPU has one worker"),
@@ -304,7 +304,7 @@ def test_hints_are_right(home: Path, text: str, hint: str) -> None:
     assert hint in error_of(home, f"{text}\n")
 
 
-@pytest.mark.parametrize("word", ["containers: {runtime: apptainer}", "environment: {staging: /x}"])
+@pytest.mark.parametrize("word", ["poll: 5s", "hostnames: [a]"])
 def test_a_key_of_the_site_in_a_queue_belongs_outside(home: Path, word: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", word))
     name = word.partition(":")[0]
