@@ -20,7 +20,7 @@ SSH = (
 )  # fmt: skip
 """Starts a program on another machine, whose name follows, over a connection of its own.
 
-A password is never asked for. A machine that does not answer any more ends it after 45 s.
+A password is never asked for. A machine that does not answer any more ends it after 60 s.
 """
 AGENT = "SSH_AUTH_SOCK"
 """The variable of the user's ssh agent."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +17,14 @@ from gpujobs.clusters.machines import on_machines
 from gpujobs.config.sitefiles import load_site
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
+from gpujobs.injob.folder import EXIT_STOPPED
 from gpujobs.injob.network import gpus_of_machines, job_nodes
 from gpujobs.planning.plan import make_plan
 from gpujobs.planning.render import render
 
 from ..support.cli import text_of
 from ..support.each import each
+from ..support.processes import patience, until
 
 SITE = {"description": "x", "scheduler": "local", "queues": {"local": {}}}
 
@@ -121,3 +127,32 @@ def test_the_nodes_of_a_job_on_machines_are_those_of_its_gpus() -> None:
     text = "ws1:0 ws2:MIG-7 ws1:1"
     assert gpus_of_machines(text) == {"ws1": ["0", "1"], "ws2": ["MIG-7"]}
     assert job_nodes({"GPUJOBS_MACHINES": text}) == ["ws1", "ws2"]
+
+
+def test_a_node_exits_when_the_connection_of_ssh_has_ended(tmp_path: Path) -> None:
+    """Nobody signals it, and it waits for a dask scheduler."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "logs").mkdir()
+    own = {
+        "GPUJOBS_FOLDER": str(tmp_path),
+        "GPUJOBS_JOB": "0",
+        "GPUJOBS_MACHINE": "ws1",
+        "GPUJOBS_MACHINES": "ws1:2",
+    }
+    words = [
+        sys.executable,
+        "-m",
+        "gpujobs.injob",
+        "node",
+        "--nodes=1",
+        "--start-timeout=900",
+        "--",
+        "true",
+    ]
+    node = subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **own})
+    until((tmp_path / "jobs" / "0.node").exists, 20)
+    time.sleep(0.5)
+    assert node.poll() is None
+    assert node.stdin
+    node.stdin.close()
+    assert node.wait(patience(40)) == EXIT_STOPPED
