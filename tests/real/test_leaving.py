@@ -57,9 +57,9 @@ def local(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
         found.close()
 
 
-def task(folder: Path, seconds: float) -> Callable[[int], int]:
-    """Return a task that notes its start."""
-    path = str(folder / "starts")
+def task(folder: Path, seconds: float, *, until_stopped: bool = False) -> Callable[[int], int]:
+    """Return a task that notes its start. ``until_stopped``: it runs until the file `stop` exists."""
+    path, stop = str(folder / "starts"), str(folder / "stop")
 
     def work(number: int) -> int:  # local: the workers need not import this module
         import time
@@ -68,6 +68,8 @@ def task(folder: Path, seconds: float) -> Callable[[int], int]:
         with Path(path).open("a") as file:
             file.write(f"{number}\n")
         time.sleep(seconds)
+        while until_stopped and not Path(stop).exists():
+            time.sleep(seconds)
         return number * number
 
     return work
@@ -117,12 +119,14 @@ def test_jobs_that_begin_to_leave_stay_if_more_are_wanted_again(
         return sum(state.status is Status.running for state in workers.values())
 
     with cluster.get_client() as client:
-        futures = client.map(task(tmp_path, SECONDS), range(24), pure=False)
+        work = task(tmp_path, 0.1, until_stopped=True)
+        futures = client.map(work, range(24), pure=False)
         until(lambda: starts(tmp_path).total() >= 4, 30, "four tasks")
         cluster.scale(1)
         until(lambda: running() == 1, 30, "three workers that begin to leave")
         cluster.scale(3)
         assert running() == 3
+        (tmp_path / "stop").touch()
         assert client.gather(futures) == [n * n for n in range(24)]
         until(lambda: len(workers) == 3, 60, "one worker to leave")
         until(lambda: counting(cluster) == 3, 60, "the end of its job")
@@ -159,13 +163,15 @@ def test_a_busy_job_leaves_a_node_on_which_a_gpu_fails(
         futures = client.map(task(tmp_path, SECONDS), range(12), pure=False)
         until(lambda: starts(tmp_path).total() >= 1, 30, "a task")
         now, reason = time.time(), "worker x ended: killed; Xid 79 at 0000:09:00"
-        failure = NodeFailure(now, "x", job["node"], cluster.id, "1", now, reason, sure=True)
-        path = cluster._pool.ledger.folder / badnodes.FILE
+        pool, node = cluster._pool, job["node"]
+        site = pool.record.site
+        failure = NodeFailure(now, site, node, cluster.id, "1", now, reason, sure=True)
+        path = pool.ledger.folder / badnodes.FILE
         path.write_text(f"{json.dumps(asdict(failure))}\n")
         assert client.gather(futures) == [n * n for n in range(12)]
         until(lambda: counting(cluster) == 1, 60, "the end of the first job")
         (new,) = (one for one in cluster.jobs if one["phase"] == "RUNNING")
-        assert new["node"] not in ("", job["node"])
+        assert new["node"] not in ("", node)
     assert set(starts(tmp_path).values()) == {1}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import fresh_folder, unavailable
+from ..conftest import fresh_folder, slow_variant, unavailable
 from ..support.cli import NVML, STUB, Cli, text_of
 from ..support.machines import Machines, missing
 from ..support.processes import patience, processes_with, until
@@ -186,14 +186,15 @@ import sys
 from gpujobs import GPULocalCluster
 
 if __name__ == "__main__":
-    with GPULocalCluster(machines=["ws1", "ws2"], env=ENV) as cluster:
+    with GPULocalCluster(WHERE, env=ENV) as cluster:
         client = cluster.get_client()
         print(cluster.id, *sorted(client.run(lambda: __import__("os").uname().nodename).values()))
 """
 
 
-def test_a_local_cluster_in_python_has_workers_on_all_machines(cli: Cli) -> None:
-    program = PYTHON.replace("ENV", repr(PROFILE["env"]))
+@pytest.mark.parametrize("where", ['machines=["ws1", "ws2"]', slow_variant("site='two'")])
+def test_a_local_cluster_in_python_has_workers_on_all_machines(cli: Cli, where: str) -> None:
+    program = PYTHON.replace("ENV", repr(PROFILE["env"])).replace("WHERE", where)
     done = cli.python_run(program, timeout=180)
     assert done.returncode == 0, done.stderr
     cluster, *nodes = done.stdout.splitlines()[-1].split()
@@ -205,7 +206,7 @@ def test_a_command_line_of_ssh_has_no_secret_and_no_option_of_a_name(cli: Cli) -
     calls = cli.home / "calls"
     wrapper = cli.home / "bin" / "ssh"
     first, second = wrapper.read_text().splitlines()
-    wrapper.write_text(f"{first}\nprintf '%s ' \"$@\" >> {calls}; echo >> {calls}\n{second}\n")
+    wrapper.write_text(f'{first}\necho "$*" >> {calls}\n{second}\n')
     done = cli("submit", "p.yaml", "--wait", "--set", "run=[echo]", "--set", "env.TOKEN=hidden")
     assert done.returncode == 0, done.stderr
     lines = calls.read_text().splitlines()
