@@ -12,7 +12,9 @@ from ..batch.process import HOST, System
 from ..config.document import Document
 from ..config.spec import ClusterSpec, read_spec, with_settings
 from ..errors import InputError, UnavailableError
+from ..injob import archive
 from ..injob.folder import EXIT_FAILED, EndKind
+from ..injob.names import ARCHIVE
 from ..planning.plan import make_plan
 from ..planning.render import roles_of
 from ..schedulers import JobState
@@ -102,6 +104,9 @@ def _check_scalable(report: ClusterReport) -> None:
 
 def _add(report: ClusterReport, name: str, jobs: int, ledger: Ledger) -> ClusterRecord:
     record = report.record
+    if not archive.takes_our_options(record.path / ARCHIVE):
+        message = f"{record.id}: its jobs have the package of another release of gpujobs"
+        raise InputError(message, hint="that release can add jobs; or submit a new cluster")
     spec, _ = with_modules(_spec_of_more(record, record.group(name), jobs))
     spec = with_dask_files(spec)
     machine = machine_of(spec, used=_used_devices(report))

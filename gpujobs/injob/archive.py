@@ -23,6 +23,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """The oldest date of a zip file. A fixed one, so that equal sources make equal bytes."""
 _UNCHECKED = b"\1" + bytes(11)
 """Flags and hash of a bytecode file that Python does not compare with a source."""
+_OPTIONS = "options.py"
+"""Module with the options of all programs of the archive."""
 _UNIX = 3
 """For `ZipInfo.create_system`, which would differ between the systems of two clients."""
 
@@ -40,6 +42,19 @@ def build() -> bytes:
             if code := _bytecode(path):
                 files[f"{name}c"] = code
     return pack(files)
+
+
+def takes_our_options(path: Path) -> bool:
+    """Return whether the archive at ``path`` has the options with which scripts of today start it.
+
+    Not if another release of gpujobs has made it, with other options, or if it is damaged.
+    """
+    own = Path(__file__).with_name(_OPTIONS)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(f"{PACKAGE}/{_OPTIONS}") == own.read_bytes()
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False
 
 
 def _bytecode(path: Path) -> bytes:

@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 import pytest
+
+from gpujobs.injob import archive
 
 from ..conftest import local_cli
 from ..support.cli import NVML, ROOT, Cli
@@ -48,6 +51,24 @@ def test_the_quickstart_runs_without_a_gpu(local: Cli) -> None:
     assert "NumPy (no CuPy or no GPU in the workers)" in done.stderr
     assert "they agree with the eigenvalues" in done.stderr
     until(lambda: not processes_with(done.stdout.strip()), 10)
+
+
+def test_a_cluster_of_another_release_gets_no_jobs_and_goes_on(local: Cli) -> None:
+    """Their scripts would have options that its package does not know, and would end it."""
+    cluster = local.submit({"gpus": 0, "workers": {"count": 1}, "run": ["sleep", "600"]})
+    path = Path(local.status(cluster)["folder"]) / "injob.pyz"
+    with zipfile.ZipFile(path) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    options = "gpujobs_injob/options.py"
+    other = files[options].replace(b".", b"!", 1)  # of the same size: processes read from the file
+    path.with_name("new").write_bytes(archive.pack({**files, options: other}))
+    path.with_name("new").replace(path)
+    refused = local("scale", cluster, "2")
+    assert refused.returncode == 2
+    assert "its jobs have the package of another release of gpujobs" in refused.stderr
+    assert len(local.status(cluster)["jobs"]) == 1
+    assert local("cancel", cluster).returncode == 0
+    until(lambda: not processes_with(cluster), 30)
 
 
 def test_a_script_as_python_starts_all_processes_in_its_image(local: Cli) -> None:
