@@ -81,7 +81,7 @@ scratch="${TMPDIR:-/tmp}"
 mkdir -p "$scratch"
 export TMPDIR=$scratch
 of_image=("$image")
-[ ! -d "$image" ] || of_image=(--read-only --rootfs "$image")
+[ ! -d "$image" ] || of_image=(--read-only --read-only-tmpfs=false --rootfs "$image")
 [ ! -d /dev/infiniband ] || of_image=(--device=/dev/infiniband --ulimit=memlock=-1 "${of_image[@]}")
 # shellcheck disable=SC2016,SC2054 # names of variables, and commas, are for the program
 container=(env --unset=LD_LIBRARY_PATH --unset=LD_PRELOAD podman-hpc run \

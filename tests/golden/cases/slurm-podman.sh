@@ -79,17 +79,20 @@ image=docker://docker.io/rapidsai/base:26.10
 scratch="${TMPDIR:-/tmp}"
 mkdir -p "$scratch"
 export TMPDIR=$scratch
+of_gpus=()
+! grep -qs nvidia.com/gpu /etc/cdi/* /run/cdi/* ||
+    of_gpus=(--device=nvidia.com/gpu=all)
 of_image=("$image")
-[ ! -d "$image" ] || of_image=(--read-only --rootfs "$image")
+[ ! -d "$image" ] || of_image=(--read-only --read-only-tmpfs=false --rootfs "$image")
 [ ! -d /dev/infiniband ] || of_image=(--device=/dev/infiniband --ulimit=memlock=-1 "${of_image[@]}")
 # shellcheck disable=SC2016,SC2054 # names of variables, and commas, are for the program
 container=(env --unset=LD_LIBRARY_PATH --unset=LD_PRELOAD podman --cgroup-manager=cgroupfs run \
         --rm --network=host --pid=host --log-driver=none --entrypoint= --env-host \
-        --security-opt=label=disable --volume=/dev/shm:/dev/shm --device=nvidia.com/gpu=all \
+        --security-opt=label=disable --volume=/dev/shm:/dev/shm "${of_gpus[@]}" \
         --volume=/scratch:/scratch --volume="$PROJECT":/project \
         --volume=/home/ada/.gpujobs:/home/ada/.gpujobs --volume=/home/ada/svd:/home/ada/svd \
-        --volume="$scratch":"$scratch" --workdir=/home/ada/svd --env=TMPDIR --env=GREETING \
-        --shm-size=1g "${of_image[@]}")
+        --volume="$scratch":"$scratch" --workdir=/home/ada/svd --shm-size=1g --env=TMPDIR \
+        --env=GREETING "${of_image[@]}")
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
