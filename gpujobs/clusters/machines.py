@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,15 @@ from ..config.site import Site
 from ..config.sitefiles import SiteFile, load_site
 from ..config.spec import ClusterSpec, make_spec, with_settings
 from ..errors import InputError, UnavailableError
+from ..injob.folder import DamagedError, parse_json
 from ..planning.demand import Machine
 from ..schedulers.local import AGENT, INHERIT, SSH
 from ..text import plural
 from .freequeues import gpus_of_clusters, this_machine
 
 _SOURCE = "the machines of the site"
+_GPU = re.compile(r"[A-Za-z0-9/-]{1,100}")
+"""Index or UUID of a GPU, or of a MIG slice."""
 
 
 def with_machines(site: SiteFile, names: Sequence[str], *, inherit: bool = False) -> SiteFile:
@@ -68,15 +72,27 @@ def _read(name: str, python: str) -> Machine:
     command = shlex.join([python, "-P", "-m", __spec__.name])
     result = process.run([*SSH, name, command], env=process.environment((AGENT,)))
     lines = result.stdout.splitlines()  # a start-up file of the shell may print others
+    said = result.stderr.strip().splitlines() or [result.problem or "it has not answered"]
     if result.exit_code == 0 and lines:
         try:
-            return Machine(**json.loads(lines[-1]))
-        except (ValueError, TypeError):
-            pass
-    said = result.stderr.strip().splitlines() or [result.problem or "it has not answered"]
+            return _parse(lines[-1])
+        except DamagedError as error:
+            said = [f"in its answer, {error}"]
     message = f"machine {name} cannot be used: {said[-1]}"
     hint = f"`ssh {name} {python} -V` must work without a password; or leave the machine out"
     raise UnavailableError(message, hint=hint)
+
+
+def _parse(line: str) -> Machine:
+    """Return what another machine says that it has. Raises DamagedError."""
+    machine: Machine = parse_json(line, Machine)
+    numbers = {"cpus": machine.cpus, "memory": machine.memory, "gpu_memory": machine.gpu_memory}
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise DamagedError(f"`{name}` is {number}")
+    if len(set(machine.gpus)) < len(machine.gpus) or not all(map(_GPU.fullmatch, machine.gpus)):
+        raise DamagedError("`gpus` are not indices or UUIDs")
+    return machine
 
 
 # -- one job on all machines -----------------------------------------------------------------------

@@ -61,14 +61,20 @@ def shared(environ: Mapping[str, str], percentage: int) -> dict[str, str]:
 def is_provided(environ: Mapping[str, str]) -> bool:
     """Return whether the batch scheduler, or `setup`, has started the service for this job.
 
-    They set one of CUDA's variables. Only a daemon of this user, or of root, counts: any user can
-    make a folder in /tmp.
+    They set one of CUDA's variables. Only a daemon, and a folder, of this user or of root counts:
+    any user can make a folder in /tmp.
     """
     if _PIPES not in environ and _PERCENTAGE not in environ:
         return False
     control = Path(environ.get(_PIPES, _USUAL_PIPES)) / _CONTROL
     with contextlib.suppress(OSError):
-        return control.stat().st_uid in (0, os.getuid()) and _is_live(control)
+        # Who owns the folder, or a link, may lead it to another daemon at any time.
+        owners = {
+            look().st_uid
+            for place in (control.parent, control)
+            for look in (place.lstat, place.stat)
+        }
+        return owners <= {0, os.getuid()} and _is_live(control)
     return False
 
 

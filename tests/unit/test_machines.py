@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpujobs.clusters.freequeues import free_queues
-from gpujobs.clusters.machines import on_machines
+from gpujobs.clusters.machines import on_machines, read_machines
 from gpujobs.config.sitefiles import load_site
 from gpujobs.config.spec import load_spec
-from gpujobs.errors import InputError
+from gpujobs.errors import InputError, UnavailableError
 from gpujobs.injob.folder import EXIT_STOPPED
 from gpujobs.injob.network import gpus_of_machines, job_nodes
 from gpujobs.planning.plan import make_plan
@@ -67,6 +67,18 @@ def test_machines_beside_another_launcher_are_refused(
     (tmp_path / "s.yaml").write_text(text_of({**SITE, "machines": ["ws1"], **more}))
     with pytest.raises(InputError, match="machines"):
         load_site(str(tmp_path / "s.yaml"))
+
+
+@each("answer", [{"gpus": 5}, {"gpus": "01"}, {"gpus": [["0"]]}, {"gpus": ["0", "0"]}, {"gpus": ["0,1"]}, {"gpus": ["$(id)"]}, {"gpus": ["\x1b[2J"]}, {"cpus": "8"}, {"cpus": -4}, {"memory": float("nan")}, {"memory": 0}, {"gpu_memory": -1}, {"busy": [1]}, {"busy": {"0": 1}}, {"more": 1}, None])  # fmt: skip
+def test_a_wrong_answer_of_a_machine_is_refused_with_its_name(
+    answer: dict[str, object] | None, home: Path
+) -> None:
+    good = {"gpus": ["0", "1"], "cpus": 8, "memory": 2**36, "busy": {}, "gpu_memory": 2**34}
+    text = "[" * 10**5 if answer is None else json.dumps({**good, **answer})
+    (home / "answer").write_text(f"banner\n{text}\n")
+    (home / "bin" / "ssh").write_text(f"#!/bin/sh\ncat {home}/answer\n")
+    with pytest.raises(UnavailableError, match="machine ws1 cannot be used: in its answer, "):
+        read_machines(["ws1"], "python")
 
 
 def test_each_machine_gets_its_own_free_gpus_and_all_its_cpus(home: Path) -> None:

@@ -280,6 +280,24 @@ def test_a_daemon_of_another_user_is_not_used(short: Path) -> None:
         assert not is_provided({"CUDA_MPS_PIPE_DIRECTORY": str(short)})
 
 
+def test_a_daemon_in_a_folder_of_another_user_is_not_used(short: Path) -> None:
+    """Who may lead it to another socket after this look."""
+    ids = ids_of("nobody")
+    if ids is None:
+        pytest.skip("only root can make a folder of another user")
+    theirs, link = short / "theirs", short / "link"
+    theirs.mkdir()
+    link.symlink_to("theirs")
+    with listener(short), listener(theirs):
+        assert is_provided({"CUDA_MPS_PIPE_DIRECTORY": str(link)})
+        os.chown(link, *ids, follow_symlinks=False)
+        assert not is_provided({"CUDA_MPS_PIPE_DIRECTORY": str(link)})
+        os.chown(theirs, *ids)
+        (theirs / "control").unlink()
+        (theirs / "control").symlink_to(short / "control")
+        assert not is_provided({"CUDA_MPS_PIPE_DIRECTORY": str(theirs)})
+
+
 def test_workers_have_a_limit_of_threads_only_if_the_profile_has_it() -> None:
     given = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
     assert shared({}, 0) == {"GPUJOBS_MPS": "1"}
