@@ -151,8 +151,10 @@ def run(
     from ..config import spec
     from ..config.document import Document, read
 
-    if machines is None and not (job := here.find_job()).granted.on_node:
-        process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
+    if machines is None:
+        job = here.find_job()
+        if not job.granted.on_node:
+            process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
     base, name, profile, command = None, "here", Document({}), list(words)
     if command and command[0].endswith((".yaml", ".yml")):
         path = Path(command.pop(0))

@@ -90,8 +90,9 @@ def on_machines(spec: ClusterSpec) -> tuple[ClusterSpec, Machine]:
         message = "machines are started by ssh, not by MPI"
         raise InputError(message, hint="layout: allocation")
     found = read_machines(names, spec.python)
-    least, fewest = min(zip(map(_free, found), range(len(found)), strict=True))
-    gpus = _wanted(spec, least, f"{names[fewest]} has {_free_text(found[fewest])}")
+    fewest = min(found, key=lambda one: len(one.gpus))
+    which = f"{names[found.index(fewest)]} has {_free_text(fewest)}"
+    gpus = _wanted(spec, len(fewest.gpus), which)
     each = gpus // len(names)
     places = tuple(
         f"{name}:{gpu}"
@@ -99,7 +100,7 @@ def on_machines(spec: ClusterSpec) -> tuple[ClusterSpec, Machine]:
         for gpu in machine.gpus[:each]
     )
     machine = Machine(
-        gpus=found[fewest].gpus[:each],
+        gpus=fewest.gpus[:each],
         cpus=min(one.cpus for one in found),
         memory=min(one.memory for one in found),
         busy={},
@@ -110,10 +111,6 @@ def on_machines(spec: ClusterSpec) -> tuple[ClusterSpec, Machine]:
     settings = Document({"layout": "allocation", "gpus": gpus}, source=_SOURCE)
     note = f"machines {', '.join(names)}: {plural(each, 'GPU')} of each, by ssh"
     return replace(with_settings(spec, settings), notes=(*spec.notes, note)), machine
-
-
-def _free(machine: Machine) -> int:
-    return len(machine.gpus)
 
 
 def _free_text(machine: Machine) -> str:

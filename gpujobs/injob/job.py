@@ -171,10 +171,10 @@ class Job:
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
         self._seen: dict[int, float] = {}
+        """When each node of an allocation last had a worker."""
         self._registered: Mapping[str, RegisteredWorker] | None = None
         self._with_workers: set[int] = set()
         """Nodes that have a worker in `_registered`."""
-        """When each node of an allocation last had a worker."""
         self._nodes: dict[str, JobReader] = {}
         """Readers of the events of nodes, by the name of the node."""
         self._lost: set[int] = set()
