@@ -147,7 +147,7 @@ def run(
         raise InputError("run needs --here: it starts a cluster in this job", hint=hint)
     from ..batch import process
     from ..clusters import here, prepare
-    from ..clusters.machines import spec_on_machines
+    from ..clusters.machines import machine_names, spec_on_machines
     from ..config import spec
     from ..config.document import Document, read
 
@@ -169,7 +169,8 @@ def run(
         plan = prepare.make_cluster_plan(found, devices=devices)
         progress.write(note)
     else:
-        found = spec_on_machines(own, machines.split(","), site=site, base=base, name=name)
+        names = machine_names(machines)
+        found = spec_on_machines(own, names, site=site, base=base, name=name)
         plan = prepare.make_cluster_plan(found)
     _write_notes(plan)
     _run_to_end(found, plan)

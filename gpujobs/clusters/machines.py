@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +23,11 @@ from ..text import plural
 from .freequeues import gpus_of_clusters, this_machine
 
 _SOURCE = "the machines of the site"
+
+
+def machine_names(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of machines; a text has them with commas between."""
+    return tuple(value.split(",") if isinstance(value, str) else value)
 
 
 def with_machines(site: SiteFile, names: Sequence[str], *, inherit: bool = False) -> SiteFile:
