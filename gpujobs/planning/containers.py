@@ -145,12 +145,12 @@ class Podman(Runtime):
     separators = ":"
     _before_run: ClassVar[str] = "--cgroup-manager=cgroupfs "
     _gpus: ClassVar[str] = '"${of_gpus[@]}"'
-    _find_gpus: ClassVar[tuple[str, ...]] = (
+    """GPUs of the job, which `_find_gpus` has found."""
+    _find_gpus: ClassVar[tuple[str, ...]] = (  # by the file that `nvidia-ctk cdi generate` writes
         "of_gpus=()",
         "! grep -qs nvidia.com/gpu /etc/cdi/* /run/cdi/* ||",
         "    of_gpus=(--device=nvidia.com/gpu=all)",
     )
-    """By the file that `nvidia-ctk cdi generate` writes, if the node has one."""
 
     def prepare(self, container: Container) -> list[str]:
         """Return the lines that find out what kind of image it is, and what the node has."""
