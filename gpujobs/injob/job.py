@@ -371,8 +371,8 @@ class Job:
         """Return the exit after a worker or a launcher failed; a node or rank may have said why."""
         if error := self.folder.read("rank-error"):
             return failure(error["reason"], error["exit_code"])
-        for lost in self._lost_nodes().values():
-            return failure(lost.reason, lost.exit_code)
+        if lost := list(self._lost_nodes().values()):
+            return failure(lost[0].reason, lost[0].exit_code)
         if self.options.ranks:
             return failure(self._launcher_message(process))
         return self.gpu_failure(process.exit_message())
