@@ -27,7 +27,8 @@ _SOURCE = "the machines of the site"
 
 def machine_names(value: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names of machines; a text has them with commas between."""
-    return tuple(value.split(",") if isinstance(value, str) else value)
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name.strip() for name in names)
 
 
 def with_machines(site: SiteFile, names: Sequence[str], *, inherit: bool = False) -> SiteFile:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.clusters.freequeues import free_queues
-from gpujobs.clusters.machines import machine_names, on_machines
+from gpujobs.clusters.machines import on_machines
 from gpujobs.config.sitefiles import load_site
 from gpujobs.config.spec import load_spec
 from gpujobs.errors import InputError
@@ -58,12 +58,6 @@ def test_a_name_that_is_not_that_of_one_machine_is_refused(
     (tmp_path / "s.yaml").write_text(text_of({**SITE, "machines": machines}))
     with pytest.raises(InputError, match="machine"):
         load_site(str(tmp_path / "s.yaml"))
-
-
-@each("value", ["ws1,ws2", ["ws1", "ws2"]])
-def test_machines_are_named_by_a_list_or_a_text_with_commas(value: str | list[str]) -> None:
-    assert machine_names(value) == ("ws1", "ws2")
-    assert machine_names("ws1") == ("ws1",)
 
 
 @each("more", [{"scheduler": "slurm"}, {"node_launcher": "ssh {node}"}])
