@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
