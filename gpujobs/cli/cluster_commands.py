@@ -269,7 +269,7 @@ def _cancel_all(
 
 def _had_ended(record: ClusterRecord) -> bool:
     """Return whether a cluster has ended by itself; its jobs may still be about to exit."""
-    from ..clusters.folder import FolderReader
+    from ..clusters.folderstate import FolderReader
     from ..injob.folder import EndKind
 
     if record.finished:

@@ -147,12 +147,14 @@ def run(
         raise InputError("run needs --here: it starts a cluster in this job", hint=hint)
     from ..batch import process
     from ..clusters import here, prepare
-    from ..clusters.machines import spec_on_machines
+    from ..clusters.machines import machine_names, spec_on_machines
     from ..config import spec
     from ..config.document import Document, read
 
-    if machines is None and not (job := here.find_job()).granted.on_node:
-        process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
+    if machines is None:
+        job = here.find_job()
+        if not job.granted.on_node:
+            process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
     base, name, profile, command = None, "here", Document({}), list(words)
     if command and command[0].endswith((".yaml", ".yml")):
         path = Path(command.pop(0))
@@ -167,7 +169,8 @@ def run(
         plan = prepare.make_cluster_plan(found, devices=devices)
         progress.write(note)
     else:
-        found = spec_on_machines(own, machines.split(","), site=site, base=base, name=name)
+        names = machine_names(machines)
+        found = spec_on_machines(own, names, site=site, base=base, name=name)
         plan = prepare.make_cluster_plan(found)
     _write_notes(plan)
     _run_to_end(found, plan)

@@ -124,14 +124,14 @@ def turned_bad(
     Another job of the cluster saw it, so that new ones avoid the node. A job that started later did
     so although the node was known to be bad: it stays.
     """
-    failing = [one for one in found if one.cluster == cluster_id and one.sure]
-    failing = [one for one in failing if _FAILING_GPU.search(one.reason)]
-    bad = {}
+    own = [one for one in found if one.cluster == cluster_id and one.sure]
+    failing = [one for one in own if _FAILING_GPU.search(one.reason)]
+    bad: dict[int, NodeFailure] = {}
     for job in jobs:
-        began = job.began or float("inf")
-        here = (one for one in failing if one.node in job.node.split(",") and one.time > began)
-        if (last := next(here, None)) is not None:
-            bad[job.number] = last
+        nodes = job.node.split(",")
+        for one in failing:
+            if one.node in nodes and job.began is not None and one.time > job.began:
+                bad.setdefault(job.number, one)
     return bad
 
 

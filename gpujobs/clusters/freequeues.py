@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..batch.client import SchedulerClient
-from ..config.site import Queue, Site
+from ..config.site import Site
 from ..config.sitefiles import SiteFile
+from ..config.sitequeue import Queue
 from ..config.spec import ClusterSpec, group_specs
 from ..errors import InputError, RefusedError, UnavailableError
 from ..injob.gpus import (

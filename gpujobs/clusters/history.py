@@ -26,7 +26,8 @@ from ..injob.folder import (
 from ..injob.sampler import USAGE, UsageLine
 from ..text import clean
 from . import oldfolder
-from .folder import FolderReader, file_names, folder_problem, job_files
+from .folder import file_names, folder_problem, job_files
+from .folderstate import FolderReader
 from .ledger import ClusterRecord
 from .report import JobReport, WorkerGpu
 

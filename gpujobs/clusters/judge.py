@@ -16,7 +16,7 @@ from ..injob.folder import Ended, EndKind, all_gpus
 from ..injob.jobevents import ExitRecord
 from ..injob.names import HEAD
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
-from .folder import FolderState
+from .folderstate import FolderState
 from .ledger import ClusterRecord, Submission
 from .report import (
     ClusterReport,

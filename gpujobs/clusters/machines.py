@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +27,12 @@ from .freequeues import gpus_of_clusters, this_machine
 _SOURCE = "the machines of the site"
 _GPU = re.compile(r"[A-Za-z0-9/-]{1,100}")
 """Index or UUID of a GPU, or of a MIG slice."""
+
+
+def machine_names(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names of machines; a text has them with commas between."""
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name.strip() for name in names)
 
 
 def with_machines(site: SiteFile, names: Sequence[str], *, inherit: bool = False) -> SiteFile:
@@ -106,8 +112,9 @@ def on_machines(spec: ClusterSpec) -> tuple[ClusterSpec, Machine]:
         message = "machines are started by ssh, not by MPI"
         raise InputError(message, hint="layout: allocation")
     found = read_machines(names, spec.python)
-    least, fewest = min(zip(map(_free, found), range(len(found)), strict=True))
-    gpus = _wanted(spec, least, f"{names[fewest]} has {_free_text(found[fewest])}")
+    fewest = min(found, key=lambda one: len(one.gpus))
+    which = f"{names[found.index(fewest)]} has {_free_text(fewest)}"
+    gpus = _wanted(spec, len(fewest.gpus), which)
     each = gpus // len(names)
     places = tuple(
         f"{name}:{gpu}"
@@ -115,7 +122,7 @@ def on_machines(spec: ClusterSpec) -> tuple[ClusterSpec, Machine]:
         for gpu in machine.gpus[:each]
     )
     machine = Machine(
-        gpus=found[fewest].gpus[:each],
+        gpus=fewest.gpus[:each],
         cpus=min(one.cpus for one in found),
         memory=min(one.memory for one in found),
         busy={},
@@ -126,10 +133,6 @@ def on_machines(spec: ClusterSpec) -> tuple[ClusterSpec, Machine]:
     settings = Document({"layout": "allocation", "gpus": gpus}, source=_SOURCE)
     note = f"machines {', '.join(names)}: {plural(each, 'GPU')} of each, by ssh"
     return replace(with_settings(spec, settings), notes=(*spec.notes, note)), machine
-
-
-def _free(machine: Machine) -> int:
-    return len(machine.gpus)
 
 
 def _free_text(machine: Machine) -> str:

@@ -15,7 +15,7 @@ from ..injob.names import RUN
 from ..injob.transport import Choice
 from ..schedulers import JobId, JobState
 from ..text import StrEnum, measured_size_text
-from .folder import FolderState
+from .folderstate import FolderState
 from .ledger import ClusterRecord
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ..planning.render import roles_of
 from ..schedulers import JobState
 from ..text import plural
 from . import folder as folders
-from .folder import FolderReader, check_folder
+from .folder import check_folder
+from .folderstate import FolderReader
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission
 from .owner import has_owner

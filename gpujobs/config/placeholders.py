@@ -132,9 +132,10 @@ def expand(text: str, values: Mapping[str, int | float | str | None]) -> str:
             raise LookupError(name)
         if isinstance(value, str):
             return value
-        if _is_of_queue(name) and bool(unit) is isinstance(value, Count):
-            wrong = " is a number without a unit" if unit else f" needs a unit, as in {{{name}:GB}}"
-            raise _error(token, wrong)
+        if unit and isinstance(value, Count):
+            raise _error(token, " is a number without a unit")
+        if not unit and _is_of_queue(name) and not isinstance(value, Count):
+            raise _error(token, f" needs a unit, as in {{{name}:GB}}")
         if unit:
             value = int(value) // _UNITS[unit[0]]
             if value == 0:

@@ -22,7 +22,7 @@ from ..clusters.freequeues import this_machine, with_order
 from ..clusters.handle import ClusterHandle
 from ..clusters.here import cluster_here
 from ..clusters.ledger import Ledger
-from ..clusters.machines import with_machines
+from ..clusters.machines import machine_names, with_machines
 from ..clusters.owner import renew_lease, write_owner
 from ..clusters.prepare import make_cluster_plan
 from ..config.sitefiles import load_site
@@ -387,8 +387,8 @@ class GPULocalCluster(GPUJobQueueCluster):
     CUDA_VISIBLE_DEVICES
         The GPUs to use, even if other processes use them, as ``"0,1"`` or ``[0, 1]``.
     machines
-        Machines that ssh reaches, as ``["ws1", "ws2"]``: one job on the free GPUs of all, of fixed
-        size.
+        Machines that ssh reaches, as ``["ws1", "ws2"]`` or ``"ws1,ws2"``: one job on the free GPUs
+        of all, of fixed size.
     host, scheduler_port, dashboard_address, scheduler_kwargs
         Options of a dask scheduler in this process. Without ``host``, all processes accept
         connections from this machine only. ``dashboard_address=None``: no dashboard.
@@ -412,7 +412,7 @@ class GPULocalCluster(GPUJobQueueCluster):
         *,
         n_workers: int | Literal["auto"] | None = None,
         CUDA_VISIBLE_DEVICES: Any = None,
-        machines: Iterable[str] = (),
+        machines: str | Iterable[str] = (),
         host: str | None = None,
         scheduler_port: int | None = None,
         dashboard_address: str | int | None = "",
@@ -423,11 +423,11 @@ class GPULocalCluster(GPUJobQueueCluster):
         if keywords.get("rmm_async") and keywords.get("rmm_pool_size") is not None:
             warnings.warn(_POOL_OF_ASYNC, FutureWarning, stacklevel=2)
         self._devices = device_list(CUDA_VISIBLE_DEVICES)
-        if isinstance(site, str) and not machines:
-            machines = load_site(site).site.machines
-        self._machines = tuple(machines)
+        self._machines = machine_names(machines)
+        if isinstance(site, str) and not self._machines:
+            self._machines = load_site(site).site.machines
         if n_workers is None or n_workers == "auto":
-            n_workers = 0 if machines else _workers_on_free_gpus(self._devices, keywords)
+            n_workers = 0 if self._machines else _workers_on_free_gpus(self._devices, keywords)
         super().__init__(
             site,
             n_workers=n_workers,

@@ -21,7 +21,7 @@ from distributed.objects import SchedulerInfo
 
 from ..batch import process
 from ..clusters import folder as folders
-from ..clusters.folder import FolderState
+from ..clusters.folderstate import FolderState
 from ..errors import InputError, JobFailedError, Position, Problem
 from ..injob.demand import GIVE_UP
 from ..injob.folder import EndKind

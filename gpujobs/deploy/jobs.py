@@ -284,6 +284,7 @@ class PoolJobs:
         number = job.report.number
         self._forget_past(number)
         self.active[number] = self.released.pop(number)
+        self.drained = self.drained.difference(job.report.workers)  # an answer of before
         job.leaves_after_its_tasks, job.idle_since = False, None
 
     def _forget_past(self, number: int) -> None:

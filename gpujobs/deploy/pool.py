@@ -16,7 +16,7 @@ from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
 from ..clusters import badnodes, scale
 from ..clusters import folder as folders
-from ..clusters.folder import FolderState, read_state
+from ..clusters.folderstate import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
 from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message

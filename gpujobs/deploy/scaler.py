@@ -384,8 +384,9 @@ class Scaler:
         pool, had_conflict, known = self.pool, self.pool.conflict, self.pool.halts()
         if end := self.dask.end_of_scheduler():
             pool.end(*end)
-        if found := await self.dask.drained():
-            pool.jobs.drained, pool.jobs.task_time = found
+        async with self._lock:  # no job is taken back between the answer and its use
+            if found := await self.dask.drained():
+                pool.jobs.drained, pool.jobs.task_time = found
         for job in await pool.refresh(self.dask.connected, self._lock):
             when = " before its workers connected" if job.in_vain else ""
             self.dask.log(f"job {job.id} of {pool.id} ended{when}: {job.reason or 'released'}")

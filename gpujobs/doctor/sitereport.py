@@ -14,8 +14,9 @@ from ..clusters.bashcheck import bash_error, bash_problems
 from ..clusters.freequeues import TIMEOUT, read_with, site_client
 from ..config import placeholders
 from ..config.document import Document, Loc
-from ..config.site import Queue, Site
+from ..config.site import Site
 from ..config.sitefiles import NoSuchSiteError, SiteFile, load_site
+from ..config.sitequeue import Queue
 from ..errors import InputError, Position, Problem, UnavailableError
 from ..planning.directives import request_texts
 from ..planning.sitecheck import (

@@ -86,16 +86,18 @@ def check_job(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequen
 
 def check_jobs(site_file: SiteFile, settings: Document, ledger: Ledger) -> Sequence[Check]:
     """Do `check_job` once, and again with each environment of the site, unless one is set."""
+    if "environment" in settings.value:
+        return check_job(site_file, settings, ledger)
     checks: list[Check] = []
-    alone = "environment" in settings.value
-    if alone or not site_file.site.environments_only:
+    if not site_file.site.environments_only:
         checks += check_job(site_file, settings, ledger)
-    for place, name, key in () if alone else environment_queues(site_file.site):
+    for place, name, key in environment_queues(site_file.site):
+        label = name
         profile: dict[str, object] = {"environment": {"name": name}}
         if place[0] == "queues":
+            label = f"{name} in {key}"
             profile["queue"] = key
         found = check_job(site_file, settings.over(Document(profile, source=SOURCE)), ledger)
-        label = f"{name} in {key}" if place[0] == "queues" else name
         checks += [replace(check, name=f"{label}: {check.name}") for check in found]
     return checks
 

@@ -12,14 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .folder import Binding, Gpu, RegisteredWorker, all_gpus
 from .names import MPS, VISIBLE, WorkerSize, named, ranges
 from .network import node_name
-
-if TYPE_CHECKING:
-    pass
 
 _INFINIBAND = "/sys/class/infiniband"
 _DRIVER = Path("/proc/driver/nvidia")

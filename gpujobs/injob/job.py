@@ -171,10 +171,10 @@ class Job:
         self.began = self._folder_seen = time.monotonic()
         self.all_registered = False
         self._seen: dict[int, float] = {}
+        """When each node of an allocation last had a worker."""
         self._registered: Mapping[str, RegisteredWorker] | None = None
         self._with_workers: set[int] = set()
         """Nodes that have a worker in `_registered`."""
-        """When each node of an allocation last had a worker."""
         self._nodes: dict[str, JobReader] = {}
         """Readers of the events of nodes, by the name of the node."""
         self._lost: set[int] = set()
@@ -371,8 +371,8 @@ class Job:
         """Return the exit after a worker or a launcher failed; a node or rank may have said why."""
         if error := self.folder.read("rank-error"):
             return failure(error["reason"], error["exit_code"])
-        for lost in self._lost_nodes().values():
-            return failure(lost.reason, lost.exit_code)
+        if lost := list(self._lost_nodes().values()):
+            return failure(lost[0].reason, lost[0].exit_code)
         if self.options.ranks:
             return failure(self._launcher_message(process))
         return self.gpu_failure(process.exit_message())

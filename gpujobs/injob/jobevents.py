@@ -204,6 +204,8 @@ def lost_nodes(run: str, facts: Iterable[JobFacts]) -> dict[int, LostNode]:
     """Return the lost nodes of this start of a job; ``facts``: of its nodes."""
     found: dict[int, LostNode] = {}
     for one in facts:
-        for number, lost in one.lost.items() if one.run == run else ():
+        if one.run != run:
+            continue
+        for number, lost in one.lost.items():
             found.setdefault(number, lost)
     return found

@@ -170,7 +170,8 @@ def keep_mps(options: MpsOptions) -> int:
     try:
         ready = False
         while daemon.wanted and daemon.exit_code is None:
-            if not ready and (ready := _answers(folder / _CONTROL)):
+            if not ready and _answers(folder / _CONTROL):
+                ready = True
                 _write_ready(folder, devices)
             time.sleep(_INTERVAL if ready else _INTERVAL_AT_START)
         if daemon.exit_code is not None and daemon.wanted:

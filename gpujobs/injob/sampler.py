@@ -1,4 +1,8 @@
-"""Samples of the GPUs, CPUs and memory of a job, appended to a file in the cluster's folder."""
+"""Samples of the GPUs, CPUs and memory of a job, appended to a file in the cluster's folder.
+
+They are taken in a process of their own: NVML can hang if a GPU fails, and neither the supervisor
+nor the workers may wait for it.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,6 @@ from .process import HostMeter, ManagedProcess
 
 if TYPE_CHECKING:
     from .options import UsageOptions
-
-# They are taken in a process of their own: NVML can hang if a GPU fails, and neither the supervisor
-# nor the workers may wait for it.
 
 USAGE = "usage"
 """Folder in the cluster's folder, with a file ``JOB-NODE.jsonl`` for each job and node."""

@@ -145,14 +145,17 @@ class Podman(Runtime):
     separators = ":"
     _before_run: ClassVar[str] = "--cgroup-manager=cgroupfs "
     _gpus: ClassVar[str] = '"${of_gpus[@]}"'
-    """Of the job's, by the file that `nvidia-ctk cdi generate` writes, if the node has one."""
+    """GPUs of the job, which `_find_gpus` has found."""
+    _find_gpus: ClassVar[tuple[str, ...]] = (  # by the file that `nvidia-ctk cdi generate` writes
+        "of_gpus=()",
+        "! grep -qs nvidia.com/gpu /etc/cdi/* /run/cdi/* ||",
+        "    of_gpus=(--device=nvidia.com/gpu=all)",
+    )
 
     def prepare(self, container: Container) -> list[str]:
         """Return the lines that find out what kind of image it is, and what the node has."""
         return [
-            "of_gpus=()",
-            "! grep -qs nvidia.com/gpu /etc/cdi/* /run/cdi/* ||",
-            "    of_gpus=(--device=nvidia.com/gpu=all)",
+            *self._find_gpus,
             'of_image=("$image")',
             '[ ! -d "$image" ] || of_image=(--read-only --read-only-tmpfs=false --rootfs "$image")',
             "[ ! -d /dev/infiniband ] || "
@@ -181,6 +184,7 @@ class PodmanHpc(Podman):
     program = "podman-hpc"
     _before_run = ""
     _gpus = "--gpu"
+    _find_gpus = ()
 
 
 class Pyxis(Runtime):

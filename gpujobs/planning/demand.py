@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..config.profile import Profile
-from ..config.site import Queue
+from ..config.sitequeue import Queue
 from ..errors import InputError
 from ..text import plural
 from .bash import Diagnostics

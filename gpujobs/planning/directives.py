@@ -10,7 +10,8 @@ from functools import cached_property, partial
 
 from ..config import placeholders
 from ..config.profile import DIRECTIVE_KEYS
-from ..config.site import Account, Option, Site
+from ..config.site import Site
+from ..config.sitequeue import Account, Option
 from ..errors import Position, Problem
 from ..schedulers import Scheduler
 from ..schedulers.words import NotHere

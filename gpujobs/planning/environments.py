@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config.site import Queue
+from ..config.sitequeue import Queue
 from ..config.sitesoftware import NamedEnvironment
 from ..config.spec import ClusterSpec
 from ..injob.gpus import supports

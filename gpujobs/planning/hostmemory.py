@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..config import placeholders
-from ..config.site import Queue
+from ..config.sitequeue import Queue
 from ..text import plural, size_text
 from .shape import QueueMismatch
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from ..config.document import Document
 from ..config.profile import Head
-from ..config.site import Queue, Site
+from ..config.site import Site
+from ..config.sitequeue import Queue
 from ..config.spec import ClusterSpec, with_settings
 from ..injob.names import HEAD
 from . import workeroptions

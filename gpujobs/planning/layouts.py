@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from ..config import placeholders
 from ..config.profile import Profile
-from ..config.site import Queue, Site
+from ..config.site import Site
+from ..config.sitequeue import Queue
 from ..injob.names import ARCHIVE, EXTRA_RANKS, NODE, RANK_SCRIPT, job_file
 from ..schedulers import Scheduler
 from ..schedulers.local import MACHINE_LAUNCHER

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..config.site import Queue, Site
+from ..config.site import Site
+from ..config.sitequeue import Queue
 from ..text import number_text, plural, walltime_text
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..config import placeholders
 from ..config.profile import Profile
-from ..config.site import ANY_TYPE, Queue
+from ..config.sitequeue import ANY_TYPE, Queue
 from ..text import plural, size_text, walltime_text
 from . import shape
 from .hostmemory import MemoryRequest, cpu_share, requested_memory, worker_share

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import placeholders
-from ..config.site import ANY_TYPE, Queue
+from ..config.sitequeue import ANY_TYPE, Queue
 from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
 from ..text import plural

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config.site import ANY_TYPE, Queue
+from ..config.sitequeue import ANY_TYPE, Queue
 from ..config.spec import ClusterSpec
 from ..schedulers import Scheduler
 from .bash import Diagnostics

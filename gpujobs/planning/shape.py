@@ -9,7 +9,8 @@ from functools import cached_property
 
 from ..config.placeholders import Count
 from ..config.profile import Profile
-from ..config.site import Queue, Site
+from ..config.site import Site
+from ..config.sitequeue import Queue
 from ..text import plural
 from .containers import Container, Staging
 from .limits import QueuedJobs

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from ..config import placeholders
 from ..config.document import Document
 from ..config.fields import one_or_several
-from ..config.site import Account, Option, Queue, Site
+from ..config.site import Site
 from ..config.sitefiles import SiteFile
+from ..config.sitequeue import Account, Option, Queue
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..config.profile import Profile, Workers
-from ..config.site import Site, SiteNetwork
+from ..config.site import Site
 from ..config.sitekinds import Protocol
+from ..config.sitequeue import SiteNetwork
 from ..config.spec import group_specs
 from ..errors import Position, Problem
 from ..injob.names import LOOPBACK, LOOPBACK_INTERFACE, is_encrypted

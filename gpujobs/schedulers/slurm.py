@@ -276,10 +276,13 @@ class Slurm(Scheduler):
         others = [line for line in lines if _others(line)]
         parts = [part for line in others for part in _others(line)]
         rest = [line for line in lines if line not in others]
-        first = next((line for line in rest if re.match(r"--gres=[^\s\"']+$", line)), None)
-        if first is None:
-            return [*rest, *([f"--gres={','.join(parts)}"] if parts else [])]
-        return [",".join([line, *parts]) if line is first else line for line in rest]
+        if not parts:
+            return rest
+        for number, line in enumerate(rest):
+            if re.match(r"--gres=[^\s\"']+$", line):
+                rest[number] = ",".join([line, *parts])
+                return rest
+        return [*rest, f"--gres={','.join(parts)}"]
 
     def options(self, line: str) -> set[str]:
         if parts := _others(line):  # `joined` adds them to the GPUs

@@ -112,6 +112,15 @@ def work(name: object, folder: str, seconds: float) -> object:
     return name
 
 
+def work_until_stop(name: object, folder: str) -> object:
+    """Do a task that notes its start, and ends when there is a file ``stop``."""
+    with Path(folder, "starts").open("a") as file:
+        file.write(f"{name}\n")
+    while not Path(folder, "stop").exists():
+        time.sleep(0.05)
+    return name
+
+
 def own_name() -> str:
     """Return the name of the worker that runs this task."""
     return str(get_worker().name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.history import Connection, History, connections, gpu_samples
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
-from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.submit import find_predecessor

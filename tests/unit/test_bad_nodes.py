@@ -12,7 +12,7 @@ from gpujobs.batch.process import System
 from gpujobs.cli.usage_text import nodes_text, ticket
 from gpujobs.clusters import badnodes
 from gpujobs.clusters.badnodes import BAD, NodeFailure, bad_nodes, failures, note, read
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.history import GpuSamples, History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger

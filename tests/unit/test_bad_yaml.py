@@ -11,7 +11,8 @@ import pytest
 from gpujobs.config.document import read
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.profile import Profile, Workers
-from gpujobs.config.site import Queue, Site
+from gpujobs.config.site import Site
+from gpujobs.config.sitequeue import Queue
 from gpujobs.config.spec import load_spec
 from gpujobs.config.synonyms import INSIDE, WORDS
 from gpujobs.errors import InputError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.status import status_text
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.report import cluster_json
 from gpujobs.doctor.checks import CheckState

@@ -19,7 +19,7 @@ import pytest
 from gpujobs.cli import live
 from gpujobs.cli.plan_text import plan_json, submitted_json
 from gpujobs.cli.status import status_table, wait_for_cluster
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.prepare import make_cluster_plan

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from gpujobs.cli.main import main
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.report import job_json
 from gpujobs.config import profile as profile_models

@@ -16,7 +16,7 @@ from gpujobs.injob import drain
 from gpujobs.injob.configuration import WALLTIME
 from gpujobs.injob.names import UNDRAIN
 
-from ..support.draining import drained, own_name, run, work
+from ..support.draining import drained, own_name, run, work, work_until_stop
 
 pytestmark = pytest.mark.filterwarnings("default")
 """On a busy machine dask warns that its files are slow."""
@@ -202,7 +202,7 @@ def test_a_shuffle_of_an_older_graph_uses_workers_that_stay(tmp_path: Path) -> N
     async def story() -> None:
         async with drained(tmp_path, 3, 2) as it:
             hold = it.client.submit(
-                work, "hold", str(tmp_path), 4, workers=it.address(0), pure=False
+                work_until_stop, "hold", str(tmp_path), workers=it.address(0), pure=False
             )
             future = it.client.compute(rechunked(tmp_path, 1).sum())
             await it.until(lambda: it.starts().total() >= 3, "the first tasks")
@@ -210,6 +210,7 @@ def test_a_shuffle_of_an_older_graph_uses_workers_that_stay(tmp_path: Path) -> N
             it.drain.drain(it.state(0), "a test")
             assert await future == 20 * 20 * 12 * 12
             assert not hold.done()
+            (tmp_path / "stop").touch()
             await hold
             assert it.starts().total() == 13
 

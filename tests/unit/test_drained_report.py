@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.usage_text import usage_json, usage_text
-from gpujobs.clusters.folder import FolderReader
+from gpujobs.clusters.folderstate import FolderReader
 from gpujobs.clusters.history import read_history
 from gpujobs.injob.configuration import WALLTIME
 

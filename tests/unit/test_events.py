@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.clusters.folder import FolderReader
+from gpujobs.clusters.folderstate import FolderReader
 from gpujobs.clusters.history import Connection, read_history
 from gpujobs.injob.events import (
     VERSION,

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gpujobs.cli.main import main
 from gpujobs.clusters.connect import _dashboard_lines, _dashboard_link
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.handle import ClusterHandle
 from gpujobs.clusters.ledger import ClusterRecord, Ledger
 from gpujobs.config.sitefiles import load_site, selects_this_host

@@ -11,7 +11,7 @@ import pytest
 from distributed.core import Status
 
 from gpujobs.cli.plan_text import plan_json, plan_text
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.logs import choose

@@ -19,7 +19,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 
 from gpujobs.clusters import folder as folders
-from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.owner import silence
 from gpujobs.injob import registry
 from gpujobs.injob.events import EventReader

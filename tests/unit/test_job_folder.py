@@ -17,7 +17,7 @@ import pytest
 from gpujobs.batch.process import System
 from gpujobs.cli.usage_text import usage_text
 from gpujobs.clusters import connect, scale, submit
-from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.history import History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger, Submission

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
@@ -168,6 +168,24 @@ def test_jobs_of_a_pool() -> None:
     latest = found.latest([running])
     assert [(job.number, job.phase) for job in latest] == [(1, "RUNNING"), (0, "LEAVING")]
     assert latest[1].reason == "removed"
+
+
+def test_a_job_that_was_taken_back_counts_at_the_next_report() -> None:
+    """The dask scheduler's last answer, that its workers leave, was of before."""
+    found = jobs(JobPhase.RUNNING)
+    running = replace(
+        JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING,
+        workers=("svd-0",), connected=("svd-0",),
+    )  # fmt: skip
+    report = SimpleNamespace(jobs=[running], folder=FolderState())
+    found.update(report, 1.0)  # type: ignore[arg-type]
+    job = found.active[0]
+    found.release(job, JobPhase.LEAVING, "removed")
+    found.drained = frozenset({"svd-0", "svd-1"})
+    found.take_back(job)
+    found.update(report, 2.0)  # type: ignore[arg-type]
+    assert found.counting() == [job]
+    assert found.drained == {"svd-1"}
 
 
 def test_a_requeued_job_has_waited_since_it_was_requeued() -> None:

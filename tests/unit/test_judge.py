@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folder import FolderState, read_state
+from gpujobs.clusters.folderstate import FolderState, read_state
 from gpujobs.clusters.judge import (
     LOST_TIMEOUT,
     NEVER_STARTED_TIMEOUT,

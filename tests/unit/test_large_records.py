@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from gpujobs.cli.usage_text import usage_text
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.history import History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.targets import Targets

@@ -15,13 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpujobs.clusters import folder
-from gpujobs.clusters.folder import (
-    FolderReader,
-    FolderState,
-    private_folder,
-    read_state,
-    write_atomically,
-)
+from gpujobs.clusters.folder import private_folder, write_atomically
+from gpujobs.clusters.folderstate import FolderReader, FolderState, read_state
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.certificate import make_certificate

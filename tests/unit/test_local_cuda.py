@@ -12,6 +12,7 @@ import pytest
 from dask_cuda import LocalCUDACluster
 
 from gpujobs.clusters.freequeues import this_machine
+from gpujobs.clusters.machines import machine_names
 from gpujobs.deploy import GPUJobQueueCluster, GPULocalCluster
 from gpujobs.deploy.keywords import spec_of
 from gpujobs.deploy.options import device_list, options_of_scheduler
@@ -166,6 +167,12 @@ def test_one_worker_takes_the_cpus_of_the_machine(home: Path) -> None:
 
 def test_the_same_protocol_twice(home: Path) -> None:
     assert planned(protocol="ucxx", enable_nvlink=True).transport.protocols == ("ucxx",)
+
+
+@pytest.mark.parametrize("value", ["ws1,ws2", "ws1, ws2", ["ws1", "ws2"]])
+def test_machines_are_named_by_a_list_or_a_text_with_commas(value: str | list[str]) -> None:
+    assert machine_names(value) == ("ws1", "ws2")
+    assert machine_names("ws1") == ("ws1",)
 
 
 @pytest.mark.parametrize("value", ["3,1", [3, 1], ("3", " 1")])

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 import gpujobs
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.notebook import SHOWN_JOBS, Card, card_html

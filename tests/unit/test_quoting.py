@@ -13,7 +13,7 @@ from unicodedata import category
 
 import pytest
 
-from gpujobs.clusters.folder import read_state
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
 from gpujobs.text import control_character

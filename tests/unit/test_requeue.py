@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.report import ClusterReport, JobPhase

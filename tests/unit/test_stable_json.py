@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gpujobs.cli.main import main
 from gpujobs.cli.status import status_json
 from gpujobs.cli.usage_text import usage_json
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.injob.folder import Gpu, RegisteredWorker
 from gpujobs.injob.transport import Choice, Measured

@@ -24,7 +24,7 @@ from gpujobs.cli.usage_text import nodes_text, usage_text
 from gpujobs.clusters.badnodes import NodeFailure, rows
 from gpujobs.clusters.cleanup import Leftover
 from gpujobs.clusters.connect import WorkerActivity
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.freequeues import FreeQueue, queues_text
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Submission

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpujobs.cli.status import status_text, worker_table
 from gpujobs.clusters.connect import WorkerActivity
-from gpujobs.clusters.folder import FolderState
+from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import ClusterReport, ClusterState, JobPhase, JobReport, WorkerGpu
 from gpujobs.schedulers import JobId, JobState
 

@@ -16,22 +16,31 @@ export GPUJOBS_FOLDER=/home/ada/.gpujobs/$GPUJOBS_CLUSTER
 export GPUJOBS_JOB=0
 GPUJOBS_NODE=${SLURMD_NODENAME:-$HOSTNAME}
 GPUJOBS_STARTED=$(date +%s)
+export GPUJOBS_RUN=$GPUJOBS_STARTED-$GPUJOBS_NODE-$$   # the name of this start: the job may be requeued
 { cd "$GPUJOBS_FOLDER" && ls; } > /dev/null || { echo "gpujobs: $GPUJOBS_FOLDER is not there on $GPUJOBS_NODE" >&2; exit 78; }
 exec >> "logs/job-$GPUJOBS_JOB.log" 2>&1 < /dev/null
 
-gpujobs_leave() {   # write the exit record of this job, however it ended
+gpujobs_event() {   # append an event of this job to its file: a word, and more of the line
+    printf '\n{"event": "%s", "run": "%s", "node": "%s", "at": %(%s)T%s}\n' \
+        "$1" "$GPUJOBS_RUN" "$GPUJOBS_NODE" -1 "${2-}" >> "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.jsonl"
+}
+gpujobs_quote() {   # print a text as JSON, clipped
+    local text=${1:0:1000}
+    text=${text//\\/\\\\} text=${text//\"/\\\"}
+    printf '"%s"' "${text//[[:cntrl:]]/ }"
+}
+gpujobs_leave() {   # say that this job has left, however it ended
     local code=$? last ids=''
     [ "$BASHPID" = "$$" ] || return   # a signal came to the copy of bash that was to become a command
     builtin trap '' TERM INT HUP
     cd "$GPUJOBS_FOLDER" || return
     # A job that was asked to stop ends only itself, however it does that.
-    if [ "$code" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] && [ ! -e "jobs/$GPUJOBS_JOB.reason" ]; then
+    if [ "$code" != 0 ] && [ "$code" != 143 ] && [ -z "${stopped-}" ] && [ ! -e ended ] &&
+        ! grep -qsF "{\"event\": \"failed\", \"run\": \"$GPUJOBS_RUN\"" "jobs/$GPUJOBS_JOB.jsonl"; then
         [ "$code" -eq 137 ] || [ "$code" -eq 0 ] || last=$(gpujobs_last_error)
-        [ ! -s "jobs/$GPUJOBS_JOB.setup" ] || last="${last:+$last; }setup: $(cat "jobs/$GPUJOBS_JOB.setup")"
         gpujobs_fail "$GPUJOBS_CLUSTER-$GPUJOBS_JOB on $GPUJOBS_NODE could not start, or was killed (exit code $code)${last:+: $last}"
     fi
-    printf '{"exit_code": %d, "host": "%s", "started": %d, "ended": %d}\n' \
-        "$code" "$GPUJOBS_NODE" "$GPUJOBS_STARTED" "$(date +%s)" > "jobs/$GPUJOBS_JOB.json"
+    gpujobs_event left ", \"code\": $code"
     # The head cannot cancel the waiting jobs from inside of its container.
     [ ! -e ended ] || ids=job-ids
     [ ! -s "$ids" ] || ! grep -qs "\"job\": $GPUJOBS_JOB," head-1/owner || xargs scancel --state=PENDING < "$ids"
@@ -43,11 +52,11 @@ gpujobs_last_error() {   # the last exception, or line with an error in it, of t
 }
 gpujobs_fail() {
     local reason
-    reason=$(echo "$1" | tr -cd '[:print:]' | tr -d '\042\134')   # for JSON
-    echo "gpujobs: $reason"
-    echo "$reason" > "jobs/$GPUJOBS_JOB.reason"
+    reason=$(gpujobs_quote "$1")
+    echo "gpujobs: $1"
+    gpujobs_event failed ", \"reason\": $reason"
     # The first job that writes a reason ends the cluster.
-    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": "%s", "job": %d, "time": %d}\n' \
+    (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": %s, "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
     [ ! -s job-ids ] || xargs scancel --state=PENDING < job-ids
 }
@@ -55,7 +64,8 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="$SLURM_JOB_ID"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB".{json,note,reason,setup,stopped}
+rm -f "jobs/$GPUJOBS_JOB.note"
+gpujobs_event script ', "version": 1'
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT HUP USR1 USR2
 if [ -e ended ]; then echo "gpujobs: the cluster ended before this job started"; exit 0; fi
@@ -79,23 +89,26 @@ image=docker://docker.io/rapidsai/base:26.10
 scratch="${TMPDIR:-/tmp}"
 mkdir -p "$scratch"
 export TMPDIR=$scratch
+of_gpus=()
+! grep -qs nvidia.com/gpu /etc/cdi/* /run/cdi/* ||
+    of_gpus=(--device=nvidia.com/gpu=all)
 of_image=("$image")
-[ ! -d "$image" ] || of_image=(--read-only --rootfs "$image")
+[ ! -d "$image" ] || of_image=(--read-only --read-only-tmpfs=false --rootfs "$image")
 [ ! -d /dev/infiniband ] || of_image=(--device=/dev/infiniband --ulimit=memlock=-1 "${of_image[@]}")
 # shellcheck disable=SC2016,SC2054 # names of variables, and commas, are for the program
 container=(env --unset=LD_LIBRARY_PATH --unset=LD_PRELOAD podman --cgroup-manager=cgroupfs run \
         --rm --network=host --pid=host --log-driver=none --entrypoint= --env-host \
-        --security-opt=label=disable --volume=/dev/shm:/dev/shm --device=nvidia.com/gpu=all \
+        --security-opt=label=disable --volume=/dev/shm:/dev/shm "${of_gpus[@]}" \
         --volume=/scratch:/scratch --volume="$PROJECT":/project \
         --volume=/home/ada/.gpujobs:/home/ada/.gpujobs --volume=/home/ada/svd:/home/ada/svd \
-        --volume="$scratch":"$scratch" --workdir=/home/ada/svd --env=TMPDIR --env=GREETING \
-        --shm-size=1g "${of_image[@]}")
+        --volume="$scratch":"$scratch" --workdir=/home/ada/svd --shm-size=1g --env=TMPDIR \
+        --env=GREETING "${of_image[@]}")
 
 # --- work ----------------------------------------------------------------------------------------
 python=python3
 stopped='' supervisor=''
 # Torque may kill the supervisor before it can write why.
-trap 'stopped=1; : > "$GPUJOBS_FOLDER/jobs/$GPUJOBS_JOB.stopped"; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
+trap 'stopped=1; gpujobs_event signalled; kill -TERM "$supervisor" 2> /dev/null' TERM INT HUP USR1 USR2
 "${container[@]}" \
     "$python" "$GPUJOBS_FOLDER/injob.pyz" supervise --started="$GPUJOBS_STARTED" \
     --gpus=4 --visible-devices=scheduler \
