@@ -13,7 +13,7 @@ import click
 
 from ..errors import GpujobsError, InputError
 from ..text import age_text, plural, printable, short_size_text, table
-from . import options
+from . import shared
 from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options.clusters_argument
-@options.flag("--all", "everything", help="Also show clusters that have ended.")
-@options.json_option
-@options.flag("--watch", help="Refresh every few seconds.")
+@shared.clusters_argument
+@shared.flag("--all", "everything", help="Also show clusters that have ended.")
+@shared.json_option
+@shared.flag("--watch", help="Refresh every few seconds.")
 def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch: bool) -> None:
     """Show the state of clusters.
 
@@ -34,7 +34,7 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
     """
     from . import status
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     named = [ledger.resolve(name) for name in cluster_ids]
     view = status.StatusView(ledger, named, everything=everything)
     if watch:
@@ -44,21 +44,21 @@ def status(cluster_ids: tuple[str, ...], everything: bool, as_json: bool, watch:
 
 
 @click.command()
-@options.cluster_argument
+@shared.cluster_argument
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     help="Write an HTML page; - is stdout.",
 )
-@options.flag("--ticket", help="Print the text about failed nodes for operators.")
-@options.json_option
+@shared.flag("--ticket", help="Print the text about failed nodes for operators.")
+@shared.json_option
 def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) -> None:
     """Show where the GPU hours of a cluster went."""
     from ..clusters import badnodes, handle
     from . import usage_text
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     found = handle.ClusterHandle(ledger.resolve(cluster_id), ledger).usage()
     if ticket:
         echo(usage_text.ticket(badnodes.read(ledger), found))
@@ -75,13 +75,13 @@ def report(cluster_id: str, output: Path | None, ticket: bool, as_json: bool) ->
 
 
 @click.command()
-@options.json_option
+@shared.json_option
 def nodes(as_json: bool) -> None:
     """List nodes on which jobs of yours have failed."""
     from ..clusters import badnodes, monitor
     from . import usage_text
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     active = [record for record in ledger.all() if not record.finished]
     monitor.ClusterMonitor(active, ledger).reports()  # which notes failures
     found = badnodes.rows(badnodes.read(ledger), time.time())
@@ -95,16 +95,16 @@ def nodes(as_json: bool) -> None:
 
 
 @click.command()
-@options.cluster_argument
+@shared.cluster_argument
 @click.option("--worker", metavar="NAME", help="Print the log of the job of a worker instead.")
-@options.flag("--all", "everything", help="Print all logs of the cluster.")
-@options.flag("-f", "--follow", help="Continue until the cluster has ended.")
+@shared.flag("--all", "everything", help="Print all logs of the cluster.")
+@shared.flag("-f", "--follow", help="Continue until the cluster has ended.")
 def logs(cluster_id: str, worker: str | None, everything: bool, follow: bool) -> None:
     """Print the output of the cluster's command."""
     from ..clusters import logs
     from ..clusters.monitor import ClusterMonitor
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     record = ledger.get(ledger.resolve(cluster_id))
     paths = logs.choose(record, worker, everything)
     monitor = ClusterMonitor([record], ledger)
@@ -129,8 +129,8 @@ def _no_output(report: ClusterReport) -> str:
 
 
 @click.command()
-@options.cluster_argument
-@options.flag(
+@shared.cluster_argument
+@shared.flag(
     "--env", "as_environment", help='Print lines for a shell: eval "$(gpujobs connect ID --env)".'
 )
 @click.option("--for-host", is_flag=True, hidden=True)
@@ -139,7 +139,7 @@ def connect(cluster_id: str, as_environment: bool, for_host: bool, wait: bool) -
     """Show how to connect from Python."""
     from ..clusters import connect, handle
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     record = ledger.get(ledger.resolve(cluster_id))
     if wait:
         handle.ClusterHandle(record.argument, ledger).wait_for_address()
@@ -152,7 +152,7 @@ def connect(cluster_id: str, as_environment: bool, for_host: bool, wait: bool) -
 
 
 @click.command()
-@options.cluster_argument
+@shared.cluster_argument
 @click.argument("workers", nargs=-1, required=True, metavar="WORKERS | GROUP=WORKERS...")
 def scale(cluster_id: str, workers: tuple[str, ...]) -> None:
     """Change the number of workers of a cluster.
@@ -162,7 +162,7 @@ def scale(cluster_id: str, workers: tuple[str, ...]) -> None:
     from ..clusters import scale
 
     numbers = _numbers(workers)
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     scale.scale(ledger.get(cluster_id), numbers, ledger)
 
 
@@ -182,10 +182,10 @@ def _numbers(words: tuple[str, ...]) -> dict[str, int]:
 
 
 @click.command()
-@options.clusters_argument
-@options.flag("--all", "everything", help="End all active clusters.")
-@options.flag("--orphans", help="Only clusters whose Python process is gone.")
-@options.flag("--drain", "drained", help="Wait for the tasks that run, but in the head's job.")
+@shared.clusters_argument
+@shared.flag("--all", "everything", help="End all active clusters.")
+@shared.flag("--orphans", help="Only clusters whose Python process is gone.")
+@shared.flag("--drain", "drained", help="Wait for the tasks that run, but in the head's job.")
 def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool, drained: bool) -> None:
     """End clusters and cancel their jobs."""
     if drained and orphans:
@@ -196,7 +196,7 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool, draine
         raise InputError("name the clusters to cancel, or use --all", hint=hint)
     from . import status
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     records = status.choose(ledger, cluster_ids, everything=False)
     if orphans:
         records = _orphans(records)
@@ -286,16 +286,14 @@ def _raise_last(errors: Sequence[GpujobsError]) -> None:
 
 
 @click.command()
-@click.option(
-    "--older-than", callback=options.parsed("duration"), metavar="TIME", help="As in 30d."
-)
-@click.option("--larger-than", callback=options.parsed("size"), metavar="SIZE", help="As in 1GiB.")
+@click.option("--older-than", callback=shared.parsed("duration"), metavar="TIME", help="As in 30d.")
+@click.option("--larger-than", callback=shared.parsed("size"), metavar="SIZE", help="As in 1GiB.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clean(older_than: int | None, larger_than: int | None, yes: bool) -> None:
     """List and remove the folders of clusters that have ended."""
     from ..clusters import cleanup, monitor
 
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     active = [record for record in ledger.all() if not record.finished]
     monitor.ClusterMonitor(active, ledger).reports()  # which notes those that have ended
     latest = time.time() - (older_than or 0)

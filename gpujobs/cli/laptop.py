@@ -144,7 +144,7 @@ def read_uploads(paths: tuple[Path, ...]) -> bytes:
 
 
 def _uploads_of(path: Path) -> Iterable[tuple[str, Path]]:
-    from ..clusters.folder import files_below
+    from ..clusters.clusterfolder import files_below
 
     if not path.exists():
         raise InputError(f"--upload: there is no {path}")
@@ -267,7 +267,7 @@ def place_upload(spec: ClusterSpec) -> Path:
 
     Raises InputError if nothing was uploaded.
     """
-    from ..clusters.folder import private_folder
+    from ..clusters.clusterfolder import private_folder
     from ..planning.bash import expand_directory
 
     if not _uploads:

@@ -19,7 +19,7 @@ import click
 from ..errors import GpujobsError, InputError, JobFailedError, RefusedError, UnavailableError
 from ..schedulers import JobId, get_scheduler
 from ..text import plural
-from . import live, options
+from . import live, shared
 from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
-@partial(options.profile_options, folders=True)
-@options.former_option("--dry-run", "use `gpujobs render PROFILE`", is_flag=True)
-@options.flag(
+@partial(shared.profile_options, folders=True)
+@shared.former_option("--dry-run", "use `gpujobs render PROFILE`", is_flag=True)
+@shared.flag(
     "--wait",
     "wait_for_end",
     help="Wait until `run` has ended; without `run`, until all workers are connected.",
@@ -50,8 +50,8 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     type=click.Path(path_type=Path),
     help="With --host: copy this file, or the content of this folder, and run there.",
 )
-@options.after_option
-@options.json_option
+@shared.after_option
+@shared.json_option
 @click.option("--of", "batch_schedulers", multiple=True, hidden=True)
 def submit(
     spec: ClusterSpec | Path,
@@ -72,7 +72,7 @@ def submit(
         cluster = _submit_folder(spec, after, uploads)
     else:
         spec.check_batch_scheduler(batch_schedulers)
-        spec = spec if after is None else options.with_after(spec, after)
+        spec = spec if after is None else shared.with_after(spec, after)
         with _uploaded(spec, uploads) as spec:
             plan = prepare.make_cluster_plan(spec)
             _write_notes(plan)
@@ -103,7 +103,7 @@ def _uploaded(spec: ClusterSpec, uploads: tuple[Path, ...]) -> Iterator[ClusterS
     if not uploads:
         yield spec
         return
-    from ..clusters.folder import discard
+    from ..clusters.clusterfolder import discard
     from . import laptop
 
     folder = laptop.place_upload(spec)
@@ -119,15 +119,15 @@ def _submit_folder(folder: Path, after: str | None, uploads: tuple[Path, ...]) -
 
     if after is not None or uploads:
         raise InputError("--after and --upload need a profile")
-    ledger = options.open_ledger()
+    ledger = shared.open_ledger()
     return handle.ClusterHandle(submit.submit_folder(folder, ledger).id, ledger)
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[PROFILE] [-- COMMAND...]")
-@options.site_option
-@options.settings_option
-@options.flag("--here", "inside", help="In the job of this shell; submit nothing.")
+@shared.site_option
+@shared.settings_option
+@shared.flag("--here", "inside", help="In the job of this shell; submit nothing.")
 @click.option("--machines", metavar="HOST,…", help="On these machines by ssh, in no job.")
 def run(
     words: tuple[str, ...],
@@ -200,10 +200,10 @@ def _run_to_end(spec: ClusterSpec, plan: Plan) -> None:
 
 
 @click.command()
-@options.profile_options
+@shared.profile_options
 @click.option("--job", "number", type=click.IntRange(0), help="Print only this script, from 0.")
-@options.flag("--here", help="Print lines for an own batch script instead.")
-@options.output_option(
+@shared.flag("--here", help="Print lines for an own batch script instead.")
+@shared.output_option(
     "Write a folder that sbatch, qsub, bsub or `gpujobs submit` submits.", "folder"
 )
 def render(spec: ClusterSpec, number: int | None, here: bool, folder: Path | None) -> None:
@@ -244,7 +244,7 @@ def _write_folder(spec: ClusterSpec, plan: Plan, folder: Path) -> None:
     from ..clusters import submit
     from . import plan_text
 
-    cluster_id = options.open_ledger().new_id(plan.name)
+    cluster_id = shared.open_ledger().new_id(plan.name)
     submit.write_folder(spec, plan, folder, plan_text.plan_json(plan, cluster_id), cluster_id)
     progress.write(f"{folder}/README.md says how to submit the cluster {cluster_id}")
     echo(str(folder))
@@ -269,12 +269,12 @@ def _print_own_script(spec: ClusterSpec) -> None:
 
 
 @click.command()
-@options.profile_options
-@options.json_option
-@options.flag(
+@shared.profile_options
+@shared.json_option
+@shared.flag(
     "--estimate", "with_estimate", help="Query the batch scheduler for the start of the first job."
 )
-@options.flag("--verbose", help="Also print the values of profile and site with their origins.")
+@shared.flag("--verbose", help="Also print the values of profile and site with their origins.")
 def plan(spec: ClusterSpec, as_json: bool, with_estimate: bool, verbose: bool) -> None:
     """Print the jobs of PROFILE and check limits.
 

@@ -15,7 +15,7 @@ import click
 
 from ..errors import InputError, UnavailableError
 from ..text import plural, table
-from . import options
+from . import shared
 from .live import columns, echo, progress, show
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--scheduler", "name", metavar="NAME", help="The batch scheduler; default: the one found here."
 )
-@options.output_option("A new file; default: standard output.")
+@shared.output_option("A new file; default: standard output.")
 def init_site(name: str | None, output: Path | None) -> None:
     """Draft a site file from what the batch scheduler reports.
 
@@ -64,15 +64,15 @@ EXIT_FINDINGS = 1
 
 
 @click.command("check")
-@click.argument("site", shell_complete=options.complete_sites)
-@options.flag("--live", "with_live", help="Also compare with the batch scheduler of this host.")
-@options.flag(
+@click.argument("site", shell_complete=shared.complete_sites)
+@shared.flag("--live", "with_live", help="Also compare with the batch scheduler of this host.")
+@shared.flag(
     "--run",
     "with_job",
     help="Also submit a small job, as `doctor` does; one for each of the site's environments.",
 )
-@options.settings_option
-@options.json_option
+@shared.settings_option
+@shared.json_option
 def check_site(
     site: str, with_live: bool, with_job: bool, settings: Document, as_json: bool
 ) -> None:
@@ -119,13 +119,13 @@ def _job_checks(report: SiteReport, settings: Document) -> Sequence[Check]:
         return [warning("job", "not run, because there are findings")]
     from ..doctor import trial
 
-    return trial.check_jobs(report.site_file, settings, options.open_ledger())
+    return trial.check_jobs(report.site_file, settings, shared.open_ledger())
 
 
 # -- sites environments ----------------------------------------------------------------------------
 @click.command("environments")
-@click.argument("site", required=False, shell_complete=options.complete_sites)
-@options.json_option
+@click.argument("site", required=False, shell_complete=shared.complete_sites)
+@shared.json_option
 def list_environments(site: str | None, as_json: bool) -> None:
     """List the environments of a site, which profiles name as `environment: NAME`.
 
@@ -177,8 +177,8 @@ def environments_table(listed: list[dict[str, object]], columns: int | None) -> 
 
 
 @click.command("show")
-@click.argument("site", shell_complete=options.complete_sites)
-@options.flag(
+@click.argument("site", shell_complete=shared.complete_sites)
+@shared.flag(
     "--effective", "with_origins", help="Print it after `extends`, with the origin of each value."
 )
 def show_site(site: str, with_origins: bool) -> None:
@@ -208,12 +208,12 @@ def show_site(site: str, with_origins: bool) -> None:
 
 # -- sites verify ----------------------------------------------------------------------------------
 @click.command("verify")
-@click.argument("site", shell_complete=options.complete_sites)
-@options.flag("--yes", "agreed", help="Do not ask before jobs are submitted.")
-@options.output_option("The record; default: evidence/SITE.json beside the site file.")
-@options.flag("--hosts", help="Keep the names of hosts in the record.")
-@options.flag("--issue", "as_issue", help="Print the last record as the text of an issue.")
-@options.settings_option
+@click.argument("site", shell_complete=shared.complete_sites)
+@shared.flag("--yes", "agreed", help="Do not ask before jobs are submitted.")
+@shared.output_option("The record; default: evidence/SITE.json beside the site file.")
+@shared.flag("--hosts", help="Keep the names of hosts in the record.")
+@shared.flag("--issue", "as_issue", help="Print the last record as the text of an issue.")
+@shared.settings_option
 def verify_site(
     site: str,
     agreed: bool,
@@ -240,7 +240,7 @@ def verify_site(
         echo(last.issue())
         return
     _check_writable(path)
-    trials = verify.Verification(loaded, settings, options.open_ledger())
+    trials = verify.Verification(loaded, settings, shared.open_ledger())
     jobs, minutes = trials.cost()
     gpu_minutes = plural(round(minutes), "GPU minute")
     text = f"{plural(jobs, 'job')}, at most {gpu_minutes} and ten minutes of time"
@@ -266,11 +266,11 @@ def _check_writable(path: Path) -> None:
 
 # -- queues ----------------------------------------------------------------------------------------
 @click.command()
-@options.site_option
-@options.flag(
+@shared.site_option
+@shared.flag(
     "--estimate", "with_estimate", help="Query the start of the smallest job in each queue."
 )
-@options.json_option
+@shared.json_option
 def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
     """Show the free GPUs and CPUs of each queue now."""
     from ..clusters import freequeues
@@ -287,10 +287,10 @@ def queues(site: str | None, with_estimate: bool, as_json: bool) -> None:
 
 # -- doctor, sites list, schema --------------------------------------------------------------------
 @click.command()
-@options.site_option
-@options.flag("--run", "with_job", help="Also submit a small job and check inside it.")
-@options.settings_option
-@options.json_option
+@shared.site_option
+@shared.flag("--run", "with_job", help="Also submit a small job and check inside it.")
+@shared.settings_option
+@shared.json_option
 def doctor(site: str | None, with_job: bool, settings: Document, as_json: bool) -> None:
     """Check that a site works as its file says.
 
@@ -305,7 +305,7 @@ def doctor(site: str | None, with_job: bool, settings: Document, as_json: bool) 
     if with_job and not checks.any_failed(found):
         from ..doctor import trial
 
-        found += trial.check_job(site_file, settings, options.open_ledger())
+        found += trial.check_job(site_file, settings, shared.open_ledger())
     show(as_json, lambda: checks.checks_json(found), lambda: checks.checks_text(found, columns()))
     if checks.any_failed(found):
         sys.exit(1)
@@ -318,7 +318,7 @@ def sites() -> None:
 
 @sites.command("list")
 @click.argument("words", nargs=-1)
-@options.json_option
+@shared.json_option
 def list_sites(words: tuple[str, ...], as_json: bool) -> None:
     """List the sites and the paths of their files; with WORDS those that have all of them.
 

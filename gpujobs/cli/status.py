@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..clusters import cleanup
+from ..clusters.clusterfolder import tail
 from ..clusters.connect import WorkerActivity, read_activities
-from ..clusters.folder import tail
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.logs import LogFollower

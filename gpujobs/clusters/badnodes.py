@@ -12,7 +12,7 @@ from typing import Any
 
 from ..injob.folder import DamagedError, read_lines
 from ..schedulers import JobState
-from .folder import best_effort, write_atomically
+from .clusterfolder import best_effort, write_atomically
 from .ledger import Ledger
 from .report import ClusterReport, JobReport
 

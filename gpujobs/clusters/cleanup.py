@@ -13,8 +13,8 @@ from pathlib import Path
 from ..batch import receive
 from ..errors import GpujobsError
 from ..injob.names import RECORD
-from . import folder as folders
-from .folder import SPEC, disk_errors, folder_problem
+from . import clusterfolder as folders
+from .clusterfolder import SPEC, disk_errors, folder_problem
 from .ledger import ClusterRecord, Ledger
 
 MUCH_SPACE, MANY_FILES = 2**30, 10_000

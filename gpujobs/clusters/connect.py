@@ -16,7 +16,7 @@ from ..batch.client import user_name
 from ..errors import GpujobsError, JobFailedError, UnavailableError
 from ..injob.names import CERTIFICATE, KEY, LOOPBACK, UCX_WARNINGS, is_encrypted
 from ..injob.network import dask_config
-from .folder import check_folder
+from .clusterfolder import check_folder
 from .folderstate import FolderState, read_state
 from .ledger import ClusterRecord, Ledger
 from .monitor import report_on

@@ -40,7 +40,14 @@ from ..injob.transport import Choice
 from ..schedulers import JobId
 from ..text import clean, plural
 from . import oldfolder
-from .folder import file_names, folder_problem, is_removed, job_files, parse_claim, read_claim
+from .clusterfolder import (
+    file_names,
+    folder_problem,
+    is_removed,
+    job_files,
+    parse_claim,
+    read_claim,
+)
 
 _FRESH = 120.0
 """Seconds after a sign of life of the dask scheduler for which its workers are the present ones."""

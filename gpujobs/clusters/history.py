@@ -26,7 +26,7 @@ from ..injob.folder import (
 from ..injob.sampler import USAGE, UsageLine
 from ..text import clean
 from . import oldfolder
-from .folder import file_names, folder_problem, job_files
+from .clusterfolder import file_names, folder_problem, job_files
 from .folderstate import FolderReader
 from .ledger import ClusterRecord
 from .report import JobReport, WorkerGpu

@@ -24,7 +24,7 @@ from ..errors import GpujobsError, InputError, NoSuchClusterError
 from ..injob.folder import DamagedError, Folder, UnreadableError, parse_json, read_file, typed
 from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
-from .folder import (
+from .clusterfolder import (
     OF_STATE,
     best_effort,
     check_folder,

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..injob.folder import DamagedError, open_file
 from ..injob.names import group_prefix
 from ..text import clean
-from .folder import check_folder
+from .clusterfolder import check_folder
 from .ledger import ClusterRecord
 
 CHUNK = 1 << 20

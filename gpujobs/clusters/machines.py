@@ -19,7 +19,7 @@ from ..config.sitefiles import SiteFile, load_site
 from ..config.spec import ClusterSpec, make_spec, with_settings
 from ..errors import InputError, UnavailableError
 from ..injob.folder import DamagedError, parse_json
-from ..planning.demand import Machine
+from ..planning.requested import Machine
 from ..schedulers.local import AGENT, INHERIT, SSH
 from ..text import plural
 from .freequeues import gpus_of_clusters, this_machine

@@ -18,8 +18,8 @@ from ..injob.folder import EndKind
 from ..injob.log import error_in
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import badnodes
-from . import folder as folders
-from .folder import best_effort, write_atomically
+from . import clusterfolder as folders
+from .clusterfolder import best_effort, write_atomically
 from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, Ledger

@@ -13,7 +13,7 @@ from ..injob import folder as files
 from ..injob.folder import Folder
 from ..injob.names import OWNER
 from ..text import clean
-from .folder import write_atomically
+from .clusterfolder import write_atomically
 
 OWNER_TIMEOUT = 60.0
 """Seconds without a new lease after which the owner of a cluster is gone."""

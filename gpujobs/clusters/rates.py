@@ -11,7 +11,7 @@ from typing import Any
 
 from ..injob.folder import RATES, SHAPES, DamagedError, bounded, parse_json
 from ..injob.transport import Measured, rates_of
-from .folder import best_effort, write_atomically
+from .clusterfolder import best_effort, write_atomically
 from .ledger import Ledger
 
 _MOST_BYTES = 2**18

@@ -33,7 +33,7 @@ from ..injob.network import dask_config
 from ..schedulers.answers import reading
 from ..text import plural, printable, size_text
 from ..version import __version__
-from .folder import OF_STATE, files_below, private_folder, write_atomically
+from .clusterfolder import OF_STATE, files_below, private_folder, write_atomically
 
 if TYPE_CHECKING:
     from .connect import Connection

@@ -19,8 +19,8 @@ from ..planning.plan import make_plan
 from ..planning.render import roles_of
 from ..schedulers import JobState
 from ..text import plural
-from . import folder as folders
-from .folder import check_folder
+from . import clusterfolder as folders
+from .clusterfolder import check_folder
 from .folderstate import FolderReader
 from .ledger import ClusterRecord, GroupRecord, Ledger
 from .monitor import RECOVERY_AGE, ClusterMonitor, client_of, recover_submission

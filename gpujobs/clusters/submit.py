@@ -27,8 +27,8 @@ from ..schedulers import JobId, get_scheduler
 from ..text import plural
 from ..version import __version__
 from . import badnodes, rates
-from . import folder as folders
-from .folder import disk_errors
+from . import clusterfolder as folders
+from .clusterfolder import disk_errors
 from .ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from .monitor import client_of, record_submission, report_on
 from .prepare import scripts_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ..injob.folder import DamagedError, parse_json, read_file
-from .folder import disk_errors
+from .clusterfolder import disk_errors
 
 MOST_WORKERS = 10**6
 """Of all jobs that a cluster ever had; a record with more of them is damaged."""

@@ -26,7 +26,7 @@ from ..injob.names import HEAD, JUDGE, RECORD, VERDICT
 from ..schedulers import CommandResult, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from ..schedulers.base import ENTRY_POINTS, all_commands
 from ..text import with_home
-from .folder import write_atomically, write_new
+from .clusterfolder import write_atomically, write_new
 from .folderstate import FolderState, read_state
 from .judge import judge, unlisted_since
 from .ledger import ClusterRecord, parse
@@ -35,7 +35,7 @@ from .report import ClusterReport
 _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
     "batch/client.py", "batch/process.py", "batch/receive.py", "clusters/__init__.py",
-    "clusters/folder.py", "clusters/folderstate.py", "clusters/oldfolder.py",
+    "clusters/clusterfolder.py", "clusters/folderstate.py", "clusters/oldfolder.py",
     "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/targets.py",
     "clusters/verdict.py", "injob/*.py", "version.py",
 )  # fmt: skip

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import Position
+from ..errors import InputError, Position
 from . import model
 from .document import Document, read
 from .profile import Environment
@@ -46,6 +46,8 @@ def user_defaults(site: Site) -> Document:
     document, path = Document({}), defaults_path()
     if os.path.lexists(path):
         check_own(path)
+        if path.exists() and not path.is_file():  # a pipe would wait for its writer
+            raise InputError(f"{path} is not a file")
         document = read(path)
         named = model.build(UserDefaults, document).environment.name
         if named and named not in site.environment_names:

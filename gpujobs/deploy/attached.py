@@ -27,10 +27,10 @@ from ..clusters.resize import check_group_names
 from ..errors import InputError
 from ..schedulers import JobState, get_scheduler
 from . import credentials
+from .clusteroptions import Configuration
 from .display import JobsDisplay
 from .jobnumbers import Setting
 from .keywords import profile_of
-from .options import Configuration
 from .vocabulary import JOBQUEUE, Vocabulary
 
 logger = logging.getLogger("gpujobs")

@@ -15,7 +15,7 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 from tornado.ioloop import PeriodicCallback
 
-from ..clusters import folder as folders
+from ..clusters import clusterfolder as folders
 from ..clusters import rates
 from ..clusters.connect import security_of, silence_ucx
 from ..clusters.freequeues import this_machine, with_order
@@ -34,10 +34,7 @@ from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
 from . import credentials
 from .attached import AttachedCluster, submit_on_host
-from .elastic import ElasticCluster
-from .head import DaskControl, HeadJob, local_scheduler, with_usable_protocols
-from .keywords import document_of, read_keywords, spec_of
-from .options import (
+from .clusteroptions import (
     ClusterOptions,
     JobQueueCluster,
     configured,
@@ -46,6 +43,9 @@ from .options import (
     options_of_scheduler,
     with_keywords,
 )
+from .daskscheduler import DaskControl, HeadJob, local_scheduler, with_usable_protocols
+from .elastic import ElasticCluster
+from .keywords import document_of, read_keywords, spec_of
 from .pool import JobPool
 from .scaler import Scaler
 from .vocabulary import JOBQUEUE, LOCAL, PARAMETERS, Vocabulary, plain

@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed.utils import Log
 
-from ..clusters.folder import read_transport, tail
+from ..clusters.clusterfolder import read_transport, tail
 from ..clusters.notebook import Card, card_html
 from ..clusters.report import JOB_HEADER, JobReport, Json, job_cells, job_json
 from ..text import table

@@ -27,12 +27,12 @@ from ..errors import GpujobsError, InputError
 from ..injob.demand import HANDLER
 from ..injob.names import LOOPBACK, job_name
 from ..text import did_you_mean, plural
+from .clusteroptions import Amount
+from .daskscheduler import END_TIMEOUT, Client, DaskControl
 from .display import JobsDisplay, JobTable
 from .group import WorkerGroup
-from .head import END_TIMEOUT, Client, DaskControl
-from .jobs import PoolJob
-from .options import Amount
 from .pool import JobPool
+from .pooljobs import PoolJob
 from .scaler import Scaler, wait_for
 from .vocabulary import plain
 

@@ -17,7 +17,7 @@ from ..injob.names import group_prefix
 from ..planning import workeroptions
 from ..planning.plan import JobGroup
 from ..text import quoted
-from .jobs import PoolJob
+from .pooljobs import PoolJob
 
 # -- why a group gets no more jobs -----------------------------------------------------------------
 REFUSAL_TIME = 600.0

@@ -27,8 +27,8 @@ from ..injob.names import WorkerSize
 from ..planning.plan import make_plan
 from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.words import NotHere
+from .clusteroptions import CONFIGURABLE, Configuration
 from .jobnumbers import PER_JOB, JobNumbers, Setting
-from .options import CONFIGURABLE, Configuration
 from .vocabulary import (
     DIRECTIVES,
     EXTRA_ARGS,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ..batch.client import SchedulerClient
 from ..batch.process import HOST, System
 from ..clusters import badnodes, scale
-from ..clusters import folder as folders
+from ..clusters import clusterfolder as folders
 from ..clusters.folderstate import FolderState, read_state
 from ..clusters.ledger import ClusterRecord, Ledger, Submission
 from ..clusters.monitor import ClusterMonitor, client_of, job_error, recover_submission, with_log
@@ -33,7 +33,7 @@ from ..planning.render import AVOID_OPTION, JobRoles, render_jobs
 from ..schedulers import JobState
 from ..text import plural
 from .group import Halt, Scope, WorkerGroup, count_ends
-from .jobs import PoolJob, PoolJobs
+from .pooljobs import PoolJob, PoolJobs
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0

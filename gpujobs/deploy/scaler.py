@@ -17,10 +17,10 @@ from ..errors import GpujobsError, InputError, RefusedError, UnavailableError
 from ..injob.drain import DATA_TIMEOUT
 from ..injob.folder import EndKind
 from ..text import clock_text, plural
+from .daskscheduler import DaskControl
 from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
-from .head import DaskControl
-from .jobs import PoolJob
 from .pool import JobPool, in_background
+from .pooljobs import PoolJob
 
 # -- retire the workers of released jobs -----------------------------------------------------------
 BAD_NODE_TIME = 300.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..batch.client import SchedulerClient
 from ..batch.process import is_available
-from ..clusters.folder import private_folder
+from ..clusters.clusterfolder import private_folder
 from ..clusters.freequeues import read_with, site_client
 from ..clusters.plannotes import site_notes
 from ..clusters.space import space_problems

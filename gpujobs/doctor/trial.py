@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..batch import receive
 from ..clusters import rates, scale, submit
-from ..clusters.folder import discard, private_folder
+from ..clusters.clusterfolder import discard, private_folder
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.monitor import ClusterMonitor
 from ..clusters.prepare import make_cluster_plan

@@ -14,7 +14,7 @@ from .names import PACKAGE
 _MAIN = f"""\
 import sys
 
-from {PACKAGE}.main import main
+from {PACKAGE}.commands import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .children import run_command
 from .names import CERTIFICATE, KEY
-from .process import run_command
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -11,10 +11,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from .children import ManagedProcess
 from .folder import Folder
 from .gpus import nvml, nvml_text, visible_devices, whole_gpu
 from .options import GpuErrorsOptions, SuperviseOptions
-from .process import ManagedProcess
 
 _TIMEOUT = 10.0
 """Seconds for the process that asks NVML, which can hang if a GPU fails."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .certificate import make_certificate
+from .children import STOP_DASK, ManagedProcess, run_command, with_archive
 from .demand import END_AFTER
 from .folder import EXIT_STOPPED, Ended, EndKind, heartbeat_file, modified_at
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
@@ -17,7 +18,6 @@ from .memory import over_memory_message, paused_message, with_memory
 from .names import CERTIFICATE, NOTE, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
-from .process import STOP_DASK, ManagedProcess, run_command, with_archive
 from .transport import choose_protocol
 from .workers import JobsWatch, cannot_start
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
+from .children import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
 from .configuration import LIFE, life_variable
 from .events import DaskWorkers, EventReader, events_file
 from .folder import (
@@ -38,7 +39,6 @@ from .mps import MpsError, MpsService, is_provided, shared
 from .names import UCX_WARNINGS, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
-from .process import STOP_DASK, ManagedProcess, is_process, visible_process, with_archive
 from .rank import job_log, node_file, report_lost, start_launcher
 from .sampler import start_sampler
 from .workerhost import preset

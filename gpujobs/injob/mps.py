@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .children import STOP_DASK, KeptDaemon, ManagedProcess, run_command
 from .gpus import device_handle, uuid_of
 from .log import error_in
 from .names import MPS, VISIBLE, is_slice
-from .process import STOP_DASK, KeptDaemon, ManagedProcess, run_command
 
 if TYPE_CHECKING:
     from .options import MpsOptions

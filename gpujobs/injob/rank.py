@@ -23,6 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import names
+from .children import ManagedProcess
 from .configuration import add_defaults, preloads
 from .folder import EXIT_FAILED, SCRIPT_ENDED, TRANSPORT, Folder
 from .gpus import check_driver, job_devices, let_dask_cuda_measure_slices, with_named_slices
@@ -30,7 +31,6 @@ from .jobevents import append_event, node_events
 from .log import append_output_to
 from .network import job_nodes, node_name, on_loopback, restrict_listeners
 from .options import RankOptions, SuperviseOptions
-from .process import ManagedProcess
 from .reason import in_plain_words
 from .sampler import start_sampler
 

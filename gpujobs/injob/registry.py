@@ -15,6 +15,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import WorkerState
 
+from .children import defer_signals
 from .demand import END_AFTER, IdleWatch, add_handlers, parse_rules
 from .drain import offer_drain
 from .drains import install_drain
@@ -24,7 +25,6 @@ from .gpus import bind, choose_cpus, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
 from .names import RUN_OF_JOB
-from .process import defer_signals
 
 
 # -- blocking calls of dask's processes, which must not stop their event loop ----------------------

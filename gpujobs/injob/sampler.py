@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, TypedDict
 
+from .children import HostMeter, ManagedProcess
 from .folder import Folder
 from .gpus import device_handle, first_devices, memory_of, nvml, uuid_of
 from .names import ARCHIVE
 from .network import node_name
-from .process import HostMeter, ManagedProcess
 
 if TYPE_CHECKING:
     from .options import UsageOptions

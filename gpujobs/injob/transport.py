@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from . import gpus, network
+from .children import ManagedProcess
 from .folder import RATES, TRANSPORT, Folder, head_folder
 from .log import log, reason_in
 from .names import VISIBLE
-from .process import ManagedProcess
 
 if TYPE_CHECKING:
     from .options import SuperviseOptions

@@ -21,13 +21,13 @@ from multiprocessing import (
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .children import STOP_DASK, defer_signals, restore_signals
 from .configuration import add_defaults, preload_options, set_import_path
 from .gpus import let_dask_cuda_measure_slices, with_named_slices
 from .log import log
 from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, VISIBLE, worker_devices
 from .network import initialise_ucx, restrict_listeners
 from .options import WorkersOptions
-from .process import STOP_DASK, defer_signals, restore_signals
 
 if TYPE_CHECKING:
     from distributed import Nanny

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
+from .children import ManagedProcess
 from .events import EventReader
 from .folder import (
     EXIT_STOPPED,
@@ -43,7 +44,6 @@ from .names import (
 )
 from .network import Reach, dask_config, gpus_of_machines, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
-from .process import ManagedProcess
 from .rank import job_log, node_file, report_lost
 from .transport import cluster_ucx_settings
 

@@ -13,7 +13,6 @@ from ..injob.names import HEAD
 from . import workeroptions
 from .bash import Diagnostics
 from .containers import PYTHON, Container, Staging, choose_staging, plan_container
-from .demand import Machine, find_demand
 from .directives import DirectiveWriter
 from .environments import check_environment, check_in_queue, named_environment
 from .hostmemory import MemoryRequest, cpu_share, requested_memory
@@ -21,6 +20,7 @@ from .layouts import Layout
 from .lifetime import check_task_time
 from .limits import QueuedJobs
 from .queues import QueueChooser
+from .requested import Machine, find_demand
 from .samerequests import report_same_requests
 from .shape import JobGroup, JobShape, QueueMismatch
 

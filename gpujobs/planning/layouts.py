@@ -19,8 +19,8 @@ from ..text import plural
 from . import workeroptions
 from .bash import Diagnostics, with_variables
 from .containers import names_directory, runtime_of, scratch_word
+from .protocols import Transport
 from .shape import JobGroup, JobShape, QueueMismatch
-from .transport import Transport
 
 
 def report_run_on(diagnostics: Diagnostics) -> None:

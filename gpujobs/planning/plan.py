@@ -21,14 +21,14 @@ from ..schedulers import Scheduler, get_scheduler
 from ..schedulers.base import all_commands
 from ..text import did_you_mean, plural
 from .bash import Diagnostics, expand_directory
-from .demand import Machine
 from .directives import request_texts
 from .jobgroups import GroupPlanner, head_queue, head_shape, head_spec
 from .layouts import Layout, layout_of
 from .lifetime import Lifetime, Replaces, plan_lifetime
 from .limits import QueuedJobs
+from .protocols import SLOW_MEMORY, Transport, check_ports, choose_transport
+from .requested import Machine
 from .shape import JobGroup, QueueMismatch
-from .transport import SLOW_MEMORY, Transport, check_ports, choose_transport
 
 __all__ = ["JobGroup", "Machine", "Plan", "Transport", "make_plan"]
 

@@ -11,12 +11,12 @@ from ..config.spec import ClusterSpec
 from ..errors import InputError, Position, Problem
 from ..text import plural
 from .bash import Diagnostics
-from .demand import Machine
 from .directives import DirectiveWriter, request_texts
 from .environments import check_in_queue
 from .layouts import Layout
 from .limits import QueuedJobs, exceeded, job_limits
 from .queuefit import QueueFit
+from .requested import Machine
 from .shape import JobShape, Place, QueueMismatch
 
 

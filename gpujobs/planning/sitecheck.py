@@ -18,13 +18,13 @@ from ..config.sitequeue import Account, Option, Queue
 from ..config.spec import ClusterSpec, make_spec
 from ..errors import InputError, Position, Problem
 from ..schedulers import get_scheduler
-from .demand import Machine
 from .directives import request_texts
 from .environments import is_too_old
 from .limits import Job, broken_limit, exceeded, job_limits
 from .plan import Plan, make_plan
 from .queues import smallest_job
 from .render import Script, render
+from .requested import Machine
 from .samerequests import HINT, same_requests, same_requests_text
 
 # -- trial profiles: each shape of jobs that a queue allows ----------------------------------------

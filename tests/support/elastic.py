@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gpujobs.clusters import folder as folders
+from gpujobs.clusters import clusterfolder as folders
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.clusters.prepare import make_cluster_plan
 from gpujobs.config.spec import load_spec
 from gpujobs.deploy.elastic import ElasticCluster, JobAdaptive
-from gpujobs.deploy.jobs import PoolJob
 from gpujobs.deploy.pool import JobPool
+from gpujobs.deploy.pooljobs import PoolJob
 from gpujobs.deploy.scaler import Scaler
 
 from .cli import text_of

@@ -450,7 +450,7 @@ def _count(script: str) -> int:
 # -- dask's side -----------------------------------------------------------------------------------
 @dataclass
 class SimulatedDask:
-    """The dask cluster: `gpujobs.deploy.head.DaskControl`, and the calls of the dask scheduler."""
+    """The dask cluster: `gpujobs.deploy.daskscheduler.DaskControl`, and the calls of the dask scheduler."""
 
     slurm: SimulatedSlurm
     adapting: set[str] = field(default_factory=set)

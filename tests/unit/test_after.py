@@ -16,8 +16,8 @@ from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.submit import find_predecessor
 from gpujobs.errors import InputError, NoSuchClusterError
+from gpujobs.injob.commands import supervise
 from gpujobs.injob.folder import Ended, EndKind, Folder
-from gpujobs.injob.main import supervise
 from gpujobs.injob.options import SuperviseOptions
 
 from ..support.transcripts import SQUEUE_HEADER

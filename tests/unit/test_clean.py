@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from gpujobs.batch import receive
 from gpujobs.cli.main import main
-from gpujobs.clusters import cleanup, folder
+from gpujobs.clusters import cleanup
+from gpujobs.clusters import clusterfolder as folder
 from gpujobs.clusters.cleanup import leftovers
 from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
 from gpujobs.errors import GpujobsError

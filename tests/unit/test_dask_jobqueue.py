@@ -18,10 +18,10 @@ import gpujobs
 from gpujobs.config.hints import in_python
 from gpujobs.config.model import key_names
 from gpujobs.config.profile import Profile
+from gpujobs.deploy.clusteroptions import Amount, ClusterOptions, configured
 from gpujobs.deploy.group import WorkerGroup
 from gpujobs.deploy.jobnumbers import JobNumbers
 from gpujobs.deploy.keywords import spec_of
-from gpujobs.deploy.options import Amount, ClusterOptions, configured
 from gpujobs.deploy.vocabulary import PARAMETERS, extra_args_settings
 from gpujobs.errors import InputError
 from gpujobs.injob.names import WorkerSize

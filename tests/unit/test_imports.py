@@ -86,6 +86,11 @@ def test_every_room_has_its_floor() -> None:
     assert {room(path) for path in MODULES} == rooms | set(ENTRANCES)
 
 
+def test_each_module_has_a_name_of_its_own() -> None:
+    names = [path.stem for path in MODULES if path.stem not in ENTRANCES]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_few_files_at_the_root() -> None:
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= FILES_AT_ROOT
 
@@ -138,7 +143,7 @@ def test_schedulers_do_no_input_or_output() -> None:
 
 def test_processes_are_started_in_one_module_on_each_side() -> None:
     users = [str(path.relative_to(PACKAGE)) for path in MODULES if "subprocess" in modules(path)]
-    assert users == ["batch/process.py", "injob/process.py"]
+    assert users == ["batch/process.py", "injob/children.py"]
 
 
 IN_DASK = ("registry.py", "drain.py", "drains.py", "rest.py")

@@ -18,16 +18,17 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 
-from gpujobs.clusters import folder as folders
+from gpujobs.clusters import clusterfolder as folders
 from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.owner import silence
 from gpujobs.injob import registry
+from gpujobs.injob.children import ManagedProcess, with_archive
+from gpujobs.injob.commands import supervise
 from gpujobs.injob.events import EventReader
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
 from gpujobs.injob.log import Walltime
-from gpujobs.injob.main import supervise
 from gpujobs.injob.names import RUN_NAME, RUN_OF_JOB
 from gpujobs.injob.options import (
     RankOptions,
@@ -36,7 +37,6 @@ from gpujobs.injob.options import (
     TryUcxxOptions,
     parse,
 )
-from gpujobs.injob.process import ManagedProcess, with_archive
 from gpujobs.injob.registry import WorkerRegistry
 from gpujobs.injob.workers import JobsWatch, Workers
 
@@ -169,7 +169,7 @@ def test_a_trap_of_run_gets_signals(tmp_path: Path, number: signal.Signals) -> N
     """Bash can set no trap on a signal that it was started to ignore, as are children of a shell."""
     code = f"trap 'echo got; exit' {number.name}; kill -{number.value} $$; echo ignored"
     starts = (
-        "import os, pathlib, sys; from gpujobs.injob.process import ManagedProcess; "
+        "import os, pathlib, sys; from gpujobs.injob.children import ManagedProcess; "
         f"process = ManagedProcess('run', ['bash', '-c', {code!r}], "
         f"pathlib.Path({str(tmp_path / 'log')!r}), dict(os.environ)); process.wait(20)"
     )
@@ -180,7 +180,7 @@ def test_a_trap_of_run_gets_signals(tmp_path: Path, number: signal.Signals) -> N
 
 def test_processes_of_dask_survive_warnings_and_their_programs_get_them(tmp_path: Path) -> None:
     program = "import subprocess; print(subprocess.run(['bash', '-c', 'trap \"echo got\" USR1; kill -USR1 $$'], capture_output=True).stdout)"
-    code = f"from gpujobs.injob.process import defer_signals; defer_signals(); {SENDS.replace(f', {int(signal.SIGQUIT)})', ')')}; {program}"
+    code = f"from gpujobs.injob.children import defer_signals; defer_signals(); {SENDS.replace(f', {int(signal.SIGQUIT)})', ')')}; {program}"
     process = ManagedProcess("it", [sys.executable, "-c", code], tmp_path / "log", dict(os.environ))
     assert process.wait(20) and process.exit_code == 0
     assert (tmp_path / "log").read_text() == "alive\nb'got\\n'\n"

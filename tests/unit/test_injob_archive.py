@@ -22,7 +22,8 @@ import pytest
 from msgpack import _cmsgpack
 
 import gpujobs.injob
-from gpujobs.clusters import folder, verdict
+from gpujobs.clusters import clusterfolder as folder
+from gpujobs.clusters import verdict
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
@@ -107,9 +108,9 @@ def test_jobs_of_the_same_python_compile_nothing(tmp_path: Path, pyz: Path) -> N
         found = run("-c", load, *modules, TZ="UTC+9").stdout
         return [Path(line).name for line in found.splitlines()]
 
-    assert loaded("main", "log") == ["main.pyc", "log.pyc"]
+    assert loaded("commands", "log") == ["commands.pyc", "log.pyc"]
     os.utime(injob / "log.py", (1, 1))
-    assert loaded("main", "log") == ["main.pyc", "log.py"]
+    assert loaded("commands", "log") == ["commands.pyc", "log.py"]
 
 
 def test_it_is_private_in_the_folder(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_exceptions_show_source_lines(pyz: Path) -> None:
     done = run("-S", pyz, "supervise", missing, "--job=0", "--started=1", "--scheduler", "x")
     assert done.returncode == 1
     assert "(folder.path / head).mkdir()" in done.stderr
-    assert re.search(r'File "(\S+/)?injob/main.py", line \d+, in', done.stderr)
+    assert re.search(r'File "(\S+/)?injob/commands.py", line \d+, in', done.stderr)
     assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
 
 

@@ -11,7 +11,7 @@ from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
-from gpujobs.deploy.jobs import (
+from gpujobs.deploy.pooljobs import (
     START_UP,
     STEADY,
     Away,

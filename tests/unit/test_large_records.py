@@ -11,7 +11,7 @@ from gpujobs.clusters.history import History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.targets import Targets
 from gpujobs.clusters.usage import make_usage
-from gpujobs.deploy.jobs import PoolJob, PoolJobs
+from gpujobs.deploy.pooljobs import PoolJob, PoolJobs
 
 from .report_data import RECORD, START
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters import folder
-from gpujobs.clusters.folder import private_folder, write_atomically
+from gpujobs.clusters import clusterfolder as folder
+from gpujobs.clusters.clusterfolder import private_folder, write_atomically
 from gpujobs.clusters.folderstate import FolderReader, FolderState, read_state
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError

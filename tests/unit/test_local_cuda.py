@@ -14,8 +14,8 @@ from dask_cuda import LocalCUDACluster
 from gpujobs.clusters.freequeues import this_machine
 from gpujobs.clusters.machines import machine_names
 from gpujobs.deploy import GPUJobQueueCluster, GPULocalCluster
+from gpujobs.deploy.clusteroptions import device_list, options_of_scheduler
 from gpujobs.deploy.keywords import spec_of
-from gpujobs.deploy.options import device_list, options_of_scheduler
 from gpujobs.deploy.vocabulary import LOCAL
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Machine, Plan, make_plan

@@ -23,8 +23,8 @@ from gpujobs.cli.main import main
 from gpujobs.config.fields import size
 from gpujobs.config.model import key_names
 from gpujobs.config.profile import Profile
+from gpujobs.deploy.clusteroptions import configured
 from gpujobs.deploy.keywords import document_of, spec_of
-from gpujobs.deploy.options import configured
 from gpujobs.deploy.vocabulary import PARAMETERS
 from gpujobs.planning.plan import make_plan
 from gpujobs.schedulers import get_scheduler

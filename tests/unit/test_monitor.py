@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpujobs.batch.process import System
-from gpujobs.clusters import folder as folders
+from gpujobs.clusters import clusterfolder as folders
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.owner import gone_owner, has_owner, renew_lease, write_owner

@@ -65,7 +65,7 @@ def test_a_worker_that_was_forked_starts_processes_in_each_way(tmp_path: Path, m
 
 FORKS = """
 import os, signal
-from gpujobs.injob.process import defer_signals
+from gpujobs.injob.children import defer_signals
 defer_signals()
 if pid := os.fork():  # a worker, which is a fork, defers signals itself
     os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

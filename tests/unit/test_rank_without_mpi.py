@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from gpujobs.injob.archive import build
+from gpujobs.injob.children import ManagedProcess
 from gpujobs.injob.job import JobExit
 from gpujobs.injob.names import ARCHIVE
-from gpujobs.injob.process import ManagedProcess
 
 from .test_injob import Head, options
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpujobs.injob import archive
+from gpujobs.injob.children import visible_process
 from gpujobs.injob.job import Job, JobExit
-from gpujobs.injob.process import visible_process
 from gpujobs.planning.render import render
 
 from ..support.jobevents import facts_of

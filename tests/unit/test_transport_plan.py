@@ -12,8 +12,8 @@ from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.clusters.connect import silence_ucx
 from gpujobs.injob.names import UCX_WARNINGS
 from gpujobs.planning.plan import Machine
+from gpujobs.planning.protocols import SLOW_MEMORY
 from gpujobs.planning.render import render
-from gpujobs.planning.transport import SLOW_MEMORY
 
 from ..support.cli import ROOT
 from ..support.each import each

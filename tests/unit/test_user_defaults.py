@@ -142,6 +142,12 @@ def test_a_link_that_leads_nowhere_is_reported(home: Path) -> None:
         spec(home)
 
 
+def test_a_pipe_is_refused_and_not_waited_for(home: Path) -> None:
+    os.mkfifo(home / "config" / "gpujobs" / "defaults.yaml", 0o600)
+    with pytest.raises(InputError, match="is not a file"):
+        spec(home)
+
+
 def test_the_account_goes_to_a_login_node_the_file_does_not(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gpujobs
+from gpujobs.deploy.clusteroptions import with_keywords
 from gpujobs.deploy.keywords import read_keywords, spec_of
-from gpujobs.deploy.options import with_keywords
 from gpujobs.errors import InputError
 from gpujobs.planning.plan import Plan, make_plan
 from gpujobs.planning.render import render

@@ -11,8 +11,8 @@ import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.clusters.ledger import GroupRecord
+from gpujobs.deploy.clusteroptions import first_jobs
 from gpujobs.deploy.keywords import spec_of
-from gpujobs.deploy.options import first_jobs
 from gpujobs.errors import InputError
 from gpujobs.injob.gpus import shared_gpu_message
 from gpujobs.injob.job import worker_names

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpujobs_injob.children import defer_signals
 from gpujobs_injob.events import VERSION, events_file
 from gpujobs_injob.folder import Folder
 from gpujobs_injob.gpus import bind, choose_cpus, worker_gpu
 from gpujobs_injob.names import PROTOCOL, RUN_OF_JOB, VISIBLE, is_encrypted, worker_devices
-from gpujobs_injob.process import defer_signals
 
 _TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 _PR_SET_PDEATHSIG = 1

@@ -20,7 +20,7 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 from distributed.objects import SchedulerInfo
 
 from ..batch import process
-from ..clusters import folder as folders
+from ..clusters import clusterfolder as folders
 from ..clusters.folderstate import FolderState
 from ..errors import InputError, JobFailedError, Position, Problem
 from ..injob.demand import GIVE_UP
@@ -29,10 +29,10 @@ from ..injob.names import DRAIN, DRAINED, LOOPBACK, UNDRAIN, is_encrypted
 from ..injob.network import confine, first_free, on_loopback, port_range
 from ..injob.registry import idle_message
 from ..planning.plan import Plan
-from ..planning.transport import contact_text, encryption_rule
+from ..planning.protocols import contact_text, encryption_rule
 from ..text import quoted
-from .jobs import PoolJob
 from .pool import JobPool
+from .pooljobs import PoolJob
 
 if TYPE_CHECKING:
     from distributed.security import Security
