@@ -73,6 +73,7 @@ def test_a_driver_that_is_too_old_is_the_reason_of_the_job(cli: Cli) -> None:
     assert "its driver supports CUDA 13.0; environment new needs 14" in planned.stderr
 
 
+@pytest.mark.slow
 def test_sites_check_runs_a_job_with_each_environment(cli: Cli, backend: SlurmBackend) -> None:
     found = environments(cli)
     change_site(
@@ -122,6 +123,7 @@ def test_a_job_has_the_account_and_variables_of_its_user(cli: Cli) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.stub
 def test_run_of_an_allocation_starts_on_another_node_through_the_launcher(cli: Cli) -> None:
     words = [

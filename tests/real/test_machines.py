@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..conftest import fresh_folder, slow_variant, unavailable
+from ..conftest import fresh_folder, unavailable
 from ..support.cli import NVML, STUB, Cli, text_of
 from ..support.machines import Machines, missing
 from ..support.processes import patience, processes_with, until
@@ -84,6 +84,7 @@ def test_a_job_has_the_same_number_of_free_gpus_of_each_machine(cli: Cli) -> Non
     nothing_is_left(cluster)
 
 
+@pytest.mark.slow
 def test_run_here_on_machines_uses_them_in_a_folder_with_a_space(cli: Cli) -> None:
     home = cli.home / "a home"
     site = {**cli.site, "directory": str(home), "network": {"protocols": ["tcp"]}}
@@ -192,7 +193,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("where", ['machines=["ws1", "ws2"]', slow_variant("site='two'")])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ['machines=["ws1", "ws2"]', "site='two'"])
 def test_a_local_cluster_in_python_has_workers_on_all_machines(cli: Cli, where: str) -> None:
     program = PYTHON.replace("ENV", repr(PROFILE["env"])).replace("WHERE", where)
     done = cli.python_run(program, timeout=180)
