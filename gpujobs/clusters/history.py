@@ -237,11 +237,17 @@ def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamp
         energy = line.get("energy") or [None] * len(uuids)  # a line of an older gpujobs has none
         values = zip(uuids, line.get("busy", ()), line.get("used", ()), energy, strict=False)
         for uuid, busy, used, joules in values:
-            samples.setdefault(uuid, []).append(Sample(time, seconds, busy, used, joules))
+            sample = Sample(time, seconds, _percent(busy), used, joules)
+            samples.setdefault(uuid, []).append(sample)
     return [
         GpuSamples(job, node, uuid, size, tuple(samples.get(uuid, ())))
         for uuid, size in memory.items()
     ]
+
+
+def _percent(value: float | None) -> float | None:
+    """Return a part of 100; None if it cannot be one, as in a damaged file."""
+    return value if value is not None and 0 <= value <= 100 else None
 
 
 def host_samples(lines: Iterable[UsageLine]) -> Iterator[HostSample]:

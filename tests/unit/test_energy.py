@@ -68,6 +68,17 @@ def test_the_sampler_counts_joules_of_gpus_that_have_a_counter(tmp_path: Path, m
     assert set(nothing) == {None}
 
 
+def test_a_gpu_is_never_more_than_busy() -> None:
+    """Else its idle energy would be negative."""
+    header = {"gpus": [{"uuid": "GPU-1", "memory": 80}]}
+    lines = [
+        {"time": 9.0, "seconds": 1.0, "busy": [busy], "used": [1], "energy": [400.0]}
+        for busy in (101, -1, float("nan"), 100, 0)
+    ]
+    (gpu,) = gpu_samples(0, "n", [header, *lines])  # type: ignore[list-item]
+    assert [sample.busy for sample in gpu.samples] == [None, None, None, 100, 0]
+
+
 def test_a_counter_that_starts_again_counts_nothing_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
