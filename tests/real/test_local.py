@@ -338,7 +338,7 @@ def test_another_certificate_is_refused(local: Cli) -> None:
     one = local.submit({"gpus": 0, "environment": setup}, name="one.yaml")
     clusters = [one, local.submit({"gpus": 0}, "--wait", name="two.yaml")]
     code = (
-        "import sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.clusterfolder import read_state\n"
+        "import sys; from gpujobs.clusters.ledger import Ledger; from gpujobs.clusters.folderstate import read_state\n"
         "from gpujobs.clusters.connect import security_of\n"
         "from distributed import Client\n"
         "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"
