@@ -16,6 +16,7 @@ from ..errors import JobFailedError
 from ..injob.names import group_prefix
 from ..planning import workeroptions
 from ..planning.plan import JobGroup
+from ..schedulers import JobState
 from ..text import quoted
 from .pooljobs import PoolJob
 
@@ -207,6 +208,14 @@ class WorkerGroup:
         return JobFailedError(f"{jobs}; the last one: {last.reason}{tail}", hint=hint)
 
 
+def _ended_well(job: PoolJob, now: float) -> bool:
+    """Return whether a job had a success, or left in time for its tasks.
+
+    A cancelled job did not, although its workers leave, too: so may the next one be.
+    """
+    return job.steady(now) or (job.drained and job.report.state is not JobState.CANCELLED)
+
+
 def count_ends(
     groups: Mapping[str, WorkerGroup],
     active: Iterable[PoolJob],
@@ -219,7 +228,7 @@ def count_ends(
         if group and job.steady(now) and not job.counted:
             group.succeeded()
         job.counted = job.counted or job.steady(now)
-    failed = Counter(job.report.group for job in ended if not (job.steady(now) or job.drained))
+    failed = Counter(job.report.group for job in ended if not _ended_well(job, now))
     for name, number in failed.items():
         if name in groups:
             groups[name].failed(number)

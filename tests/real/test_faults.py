@@ -75,13 +75,13 @@ done
 
 @pytest.fixture(params=["disk", "quota"])
 def full(request: pytest.FixtureRequest, local: Cli) -> Iterator[str]:
-    """Return the command that mounts 2 MiB at "$HOME"; a quota of btrfs is there already."""
+    """Return the command that mounts 4 MiB at "$HOME"; a quota of btrfs is there already."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("no mount namespaces here")
     disk, image = local.home / "full", local.work / "image"
     disk.mkdir()
     if request.param == "disk":
-        yield 'mount -t tmpfs -o size=2m,mode=0700 full "$HOME" || exit 9'
+        yield 'mount -t tmpfs -o size=4m,mode=0700 full "$HOME" || exit 9'
         return
     image.touch()
     os.truncate(image, 2**28)
@@ -92,7 +92,7 @@ def full(request: pytest.FixtureRequest, local: Cli) -> Iterator[str]:
     ).returncode:
         pytest.skip("btrfs cannot be mounted here")
     try:
-        for words in ("quota enable", "subvolume create", "qgroup limit 2M"):
+        for words in ("quota enable", "subvolume create", "qgroup limit 4M"):
             folder = disk if "enable" in words else disk / "home"
             subprocess.run(["btrfs", *words.split(), folder], check=True)
         yield 'HOME="$HOME/home"'

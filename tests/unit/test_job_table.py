@@ -11,6 +11,7 @@ from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.report import JobPhase, JobReport, WorkerGpu, job_cells, job_counts, job_json
 from gpujobs.deploy.display import JobTable
 from gpujobs.deploy.elastic import LONGEST_HOLD, SHORTEST_HOLD, JobAdaptive
+from gpujobs.deploy.group import WorkerGroup, count_ends
 from gpujobs.deploy.pooljobs import (
     START_UP,
     STEADY,
@@ -168,6 +169,18 @@ def test_jobs_of_a_pool() -> None:
     latest = found.latest([running])
     assert [(job.number, job.phase) for job in latest] == [(1, "RUNNING"), (0, "LEAVING")]
     assert latest[1].reason == "removed"
+
+
+@pytest.mark.parametrize(("state", "failures"), [(JobState.CANCELLED, 1), (JobState.COMPLETED, 0)])
+def test_a_cancelled_job_whose_workers_were_leaving_has_failed(
+    state: JobState, failures: int
+) -> None:
+    """Jobs that are cancelled again and again are given up."""
+    report = replace(JOB, phase=JobPhase.ENDED, state=state)
+    job = PoolJob(report, queued=0.0, drained=True)
+    group = WorkerGroup(SimpleNamespace(group=report.group))  # type: ignore[arg-type]
+    count_ends({report.group: group}, [], [job], 1.0)
+    assert group.failures.jobs == failures
 
 
 def test_a_job_that_was_taken_back_counts_at_the_next_report() -> None:
