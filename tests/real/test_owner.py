@@ -205,7 +205,8 @@ def test_workers_that_connect_and_die_are_given_up_after_three(
     cluster = make(scale=1)
     for number in range(3):
         until(lambda n=number: f"{cluster.id}-{n}" in cluster.observed, 90)  # type: ignore[misc]
-        backend.kill_job(active(cluster)[0]["id"])
+        (job,) = (job for job in cluster.jobs if job["number"] == number)
+        backend.kill_job(job["id"])
     until(lambda: cluster._pool.errors, 60)
     with pytest.raises(JobFailedError, match="3 jobs in a row ended soon after their workers"):
         cluster.wait_for_workers(1)
