@@ -95,21 +95,19 @@ def sample_usage(options: UsageOptions) -> int:
         (folder.path / USAGE).mkdir(mode=0o700, exist_ok=True)
     handles, header = _open_gpus(options.devices)
     _append(folder, name, {**header, "time": time.time()})
-    energy = [EnergyMeter(handle) for handle in handles]
-    meter, before = HostMeter(options.folder, options.job), time.monotonic()
+    meter = HostMeter(options.folder, options.job)  # looks at all processes of the node first
+    energy, before = [EnergyMeter(handle) for handle in handles], time.monotonic()
     while os.getppid() == parent:
         pause = interval(time.monotonic() - started)
         time.sleep(pause)
         now = time.monotonic()
-        # After a suspension, the sample stands for the time since it only.
-        seconds = min(now - before, 2 * pause)
-        joules = [one.measure() for one in energy]
-        if seconds < now - before:
-            joules = [None] * len(joules)
+        seconds, joules = now - before, [one.measure() for one in energy]
         before = now
+        if seconds > 2 * pause:  # after a suspension, it stands for the time since then only
+            seconds, joules = 2 * pause, [None for _ in joules]
         cpu, memory = meter.measure()
-        line = {**_sample_all(handles, seconds), "cpu": round(cpu, 2), "memory": memory}
-        line["energy"] = joules
+        line = _sample_all(handles, seconds)
+        line |= {"energy": joules, "cpu": round(cpu, 2), "memory": memory}
         _append(folder, name, line)
     return 0
 

@@ -62,10 +62,9 @@ def test_the_sampler_counts_joules_of_gpus_that_have_a_counter(tmp_path: Path, m
         until(lambda: len(lines_of(tmp_path)) >= 3, 60, "samples")
     finally:
         stop(process)
-    lines = lines_of(tmp_path)
-    joules, nothing = zip(*(line["energy"] for line in lines), strict=True)
-    assert sum(joules) == pytest.approx(400 * sum(line["seconds"] for line in lines), rel=0.5)
-    assert set(nothing) == {None}
+    for line in lines_of(tmp_path):
+        joules, nothing = line["energy"]
+        assert joules == pytest.approx(400 * line["seconds"], rel=0.15) and nothing is None
 
 
 def test_a_gpu_is_never_more_than_busy() -> None:
