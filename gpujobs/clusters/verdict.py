@@ -37,7 +37,10 @@ _PACKED = (
     "batch/client.py", "batch/process.py", "batch/receive.py", "clusters/__init__.py",
     "clusters/clusterfolder.py", "clusters/folderstate.py", "clusters/oldfolder.py",
     "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/targets.py",
-    "clusters/verdict.py", "injob/*.py", "version.py",
+    "clusters/verdict.py", "injob/__init__.py", "injob/archive.py", "injob/certificate.py",
+    "injob/children.py", "injob/events.py", "injob/folder.py", "injob/gpus.py",
+    "injob/jobevents.py", "injob/log.py", "injob/memory.py", "injob/names.py",
+    "injob/network.py", "injob/reason.py", "injob/transport.py", "version.py",
 )  # fmt: skip
 _MAIN = """\
 import sys

@@ -75,13 +75,13 @@ done
 
 @pytest.fixture(params=["disk", "quota"])
 def full(request: pytest.FixtureRequest, local: Cli) -> Iterator[str]:
-    """Return the command that mounts 4 MiB at "$HOME"; a quota of btrfs is there already."""
+    """Return the command that mounts 2 MiB at "$HOME"; a quota of btrfs is there already."""
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("no mount namespaces here")
     disk, image = local.home / "full", local.work / "image"
     disk.mkdir()
     if request.param == "disk":
-        yield 'mount -t tmpfs -o size=4m,mode=0700 full "$HOME" || exit 9'
+        yield 'mount -t tmpfs -o size=2m,mode=0700 full "$HOME" || exit 9'
         return
     image.touch()
     os.truncate(image, 2**28)
@@ -92,7 +92,7 @@ def full(request: pytest.FixtureRequest, local: Cli) -> Iterator[str]:
     ).returncode:
         pytest.skip("btrfs cannot be mounted here")
     try:
-        for words in ("quota enable", "subvolume create", "qgroup limit 4M"):
+        for words in ("quota enable", "subvolume create", "qgroup limit 2M"):
             folder = disk if "enable" in words else disk / "home"
             subprocess.run(["btrfs", *words.split(), folder], check=True)
         yield 'HOME="$HOME/home"'
@@ -197,13 +197,13 @@ def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
 @pytest.mark.stub
 def test_submissions_of_one_profile_at_once_are_separate_clusters(local: Cli) -> None:
     profile = str(local.write("p.yaml", {**CPU, "run": ["true"]}))
-    started = [local.start("submit", profile) for _ in range(3)]
+    started = [local.start("submit", profile) for _ in range(4)]
     ids = []
     for process in started:
         out, err = process.communicate(timeout=patience(120))
         assert process.returncode == 0, err
         ids.append(out.strip())
-    assert len(set(ids)) == 3
+    assert len(set(ids)) == 4
     until(lambda: all(local.status(cluster)["state"] == "DONE" for cluster in ids), 120, every=2)
 
 
