@@ -422,7 +422,7 @@ def test_a_requeued_job_of_a_cluster_without_jobs_is_released(tmp_path: Path) ->
 
 @pytest.mark.parametrize("limited", ["adapt", *map(slow_variant, ("site", "gpus", "slurm"))])
 def test_jobs_at_the_maximum_are_replaced_at_their_walltimes(tmp_path: Path, limited: str) -> None:
-    """The successor waits until the job has left; the cluster goes on over several walltimes."""
+    """The successor waits until the job has left; the cluster goes on over many walltimes."""
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         slurm.demand = lambda group: 8
@@ -433,7 +433,7 @@ def test_jobs_at_the_maximum_are_replaced_at_their_walltimes(tmp_path: Path, lim
         else:
             slurm.max_jobs = 4 if limited == "slurm" else slurm.max_jobs
             await cluster.scale_to(4)
-        for _ in range(3):
+        for _ in range(6):
             await asyncio.sleep(3600)
             assert not cluster.pool.errors
         await asyncio.sleep(300)

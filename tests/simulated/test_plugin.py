@@ -107,7 +107,7 @@ def test_a_job_of_a_plugin_that_never_starts_ends_the_cluster(demo: Demo) -> Non
 
 def test_a_cluster_of_a_plugin_runs_its_program(demo: Demo) -> None:
     code = "from distributed import Client; print(Client().submit(sum, [1, 2]).result())"
-    profile = {**PROFILE, "gpus": 1, "run": ["python", "-c", code]}
+    profile = {**PROFILE, "run": ["python", "-c", code]}
     done = demo("submit", str(demo.write("p.yaml", profile)), "--wait")
     assert done.returncode == 0, done.stderr
     cluster = done.stdout.strip()

@@ -144,8 +144,8 @@ def test_the_user_may_name_it(received: Path, run: Run, marks: Path) -> None:
 
 def test_a_site_with_nothing_that_acts_is_submitted_and_named(received: Path, run: Run) -> None:
     site = json.loads((received / "machine.yaml").read_text())
-    for key in ACTS:
-        site.pop(key, None)  # only a site of this machine has `machines`
+    for key in set(ACTS) - {"machines"}:  # which only a site of this machine has
+        del site[key]
     (received / "machine.yaml").write_text(text_of(site))
     done = run("submit", "profile.yaml")  # there is no sbatch on PATH
     assert done.returncode != 0 and "sbatch" in done.stderr
@@ -406,7 +406,7 @@ def key(name: str, value: str) -> Callable[[Path], None]:
         (lambda folder: sparse(folder / "profile.yaml"), "profile.yaml: larger than 256 KiB"),
         (lambda folder: sparse(folder / "machine.yaml"), "machine.yaml: larger than 256 KiB"),
         (lambda folder: deep(folder, 1500), "`extends` leads through more than 20 files"),
-        (lambda folder: alike(folder, 400), "`like` leads through more than 20 queues"),
+        (lambda folder: alike(folder, 4000), "`like` leads through more than 20 queues"),
         (lambda folder: template(folder, None), "slurm.sh.j2: larger than 256 KiB; not a template"),
         (lambda folder: template(folder, b"\xff"), "slurm.sh.j2: not UTF-8 text"),
         (lambda folder: template(folder, b"{% include 'slurm.sh.j2' %}"), "it includes itself"),
