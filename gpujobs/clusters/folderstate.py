@@ -209,6 +209,8 @@ class FolderReader:
         self._damaged: list[str] = []
         self._names: frozenset[str] = frozenset()
         """Of the files that the folder has at this look."""
+        self.ended: set[int] = set()
+        """Numbers of jobs that have ended, as the batch scheduler says: their workers are gone."""
         self._attempt = 0
         self._events: EventReader | None = None
         """Of the dask scheduler of this attempt."""
@@ -266,7 +268,8 @@ class FolderReader:
         """Return the starts of the jobs with connected workers; {} if they may be out of date."""
         if "ended" in self._names or time.time() - head.sign >= _FRESH:
             return {}
-        return head.dask.runs
+        runs = head.dask.runs
+        return {number: run for number, run in runs.items() if number not in self.ended}
 
     def _signs_of_life(
         self, started: Iterable[int], runs: Mapping[int, Run], head: _Head

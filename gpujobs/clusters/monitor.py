@@ -165,7 +165,10 @@ class ClusterMonitor:
         report = self._judge(record, state, connected)
         ended = {job.job for job in report.jobs if not job.in_queue}
         if not (record.finished or ended <= self._settled):
-            # The folder was read before the query: the exit record of a job may be newer.
+            # The folder was read before the query: a job may have said more since then, or its
+            # worker counted as present, and its own file was not read.
+            numbers = {job.number for job in report.jobs if not job.in_queue}
+            self._readers[record.id].ended = numbers
             report = self._judge(record, self._read(record), connected)
         self._settled.update(job.job for job in report.jobs)
         self._settled.difference_update(job.job for job in report.jobs if job.in_queue)

@@ -529,6 +529,27 @@ def test_a_job_of_which_the_batch_scheduler_said_that_it_runs_was_requeued(
         assert monitor.report().jobs[0].reason == reason
 
 
+def test_a_job_that_has_ended_says_why_although_its_worker_counts_as_present(
+    slurm: FakeSlurm, ledger: Ledger
+) -> None:
+    """Its dask scheduler was killed, and could not say that the worker left."""
+    record, now = add(ledger, "7"), time.time()
+    (name,) = record.worker_names(0, "")
+    run = {"job": 0, "id": "7", "name": "1-n1-1", "node": "n1", "started": now - 20}
+    row = {"address": "tls://10.0.0.1:1", "run": run}
+    write_events(record.path, {"event": "connected", "worker": name, "row": row, "at": now})
+    (record.path / "lease").touch()
+    monitor = ClusterMonitor([record], ledger)
+    slurm.lists("7|N/A|RUNNING")
+    assert monitor.report().jobs[0].phase == "RUNNING"
+    write_job(record.path, 0, "failed", reason="the dask scheduler is gone")
+    write_job(record.path, 0, "left", code=70)
+    slurm.lists("7|N/A|FAILED")
+    monitor.query_soon()
+    job = monitor.report().jobs[0]
+    assert (job.reason, job.exit_code) == ("the dask scheduler is gone", 70)
+
+
 def test_a_job_that_has_started_since_the_answer_does_not_wait(
     slurm: FakeSlurm, ledger: Ledger
 ) -> None:
