@@ -273,7 +273,8 @@ def _job_table(usage: UsageReport, columns: int | None) -> str:
     grouped = any(job.report.group for job in usage.jobs)
     times = [kind.name for kind in _TIMES]
     energy = ["ENERGY"] if usage.energy else []
-    header = ["JOB", "ID", *["GROUP"] * grouped, "STATE", "NODE", "GPUS", *times, *energy, ""]
+    group = ["GROUP"] if grouped else []
+    header = ["JOB", "ID", *group, "STATE", "NODE", "GPUS", *times, *energy, ""]
     rows = [_row(usage, job, grouped=grouped) for job in usage.jobs]
     spare = ("LOST", "STARTING", "GPUS", "PENDING", *energy)
     return table(header, rows, columns, spare=spare, last=_SHOWN_REMARK)

@@ -234,7 +234,7 @@ def gpu_samples(job: int, node: str, lines: Iterable[UsageLine]) -> list[GpuSamp
                 memory.setdefault(gpu["uuid"], gpu["memory"])
             continue
         time, seconds = _span(line)
-        energy = line.get("energy") or [None] * len(uuids)  # a line of an older gpujobs has none
+        energy = line.get("energy", [None for _ in uuids])  # an older gpujobs has not written it
         values = zip(uuids, line.get("busy", ()), line.get("used", ()), energy, strict=False)
         for uuid, busy, used, joules in values:
             sample = Sample(time, seconds, _percent(busy), used, joules)

@@ -21,7 +21,7 @@ from ..injob.folder import DamagedError, EndKind, Folder, JsonObject, read_file
 from ..injob.names import CERTIFICATE, HEAD, KEY
 from ..planning.lifetime import Replaces
 from ..planning.plan import JobGroup, Plan
-from ..planning.render import AVOID_OPTION, Script, avoidance, cluster_folder, portable
+from ..planning.render import Script, avoidance, can_avoid, cluster_folder, portable
 from ..planning.shape import occupied_nodes
 from ..schedulers import JobId, get_scheduler
 from ..text import plural
@@ -255,8 +255,7 @@ def with_avoided(
     """
     found = badnodes.read(ledger)
     bad = badnodes.bad_nodes(found, plan.site_name, client.system.time())
-    written = plan.scheduler.avoid(list(bad)) or AVOID_OPTION in plan.site.options
-    if not bad or not written:
+    if not bad or not can_avoid(plan):
         return plan
     from .freequeues import usable_nodes
 

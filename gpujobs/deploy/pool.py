@@ -29,7 +29,7 @@ from ..injob.gpus import shared_gpu_message
 from ..injob.names import HEAD
 from ..planning.limits import exceeded, most_allowed
 from ..planning.plan import JobGroup, Plan
-from ..planning.render import AVOID_OPTION, JobRoles, render_jobs
+from ..planning.render import JobRoles, can_avoid, render_jobs
 from ..schedulers import JobState
 from ..text import plural
 from .group import Halt, Scope, WorkerGroup, count_ends
@@ -391,8 +391,11 @@ class JobPool:
 
         Only of groups whose jobs are replaced, by ones that can avoid these nodes.
         """
-        groups = [group for group in self.groups.values() if self._can_avoid_nodes(group)]
-        jobs = [job for group in groups for job in self.jobs.counting(group.name)]
+        if not can_avoid(self.plan):
+            return []
+        replaced = [group for group in self.groups.values() if not self.stopped(group)]
+        with_gpus = [group for group in replaced if group.jobs.shape.gpus]
+        jobs = [job for group in with_gpus for job in self.jobs.counting(group.name)]
         reports = [job.report for job in jobs if job.report.connected and not job.report.head]
         if not reports:
             return []
@@ -404,11 +407,6 @@ class JobPool:
             message = "%s: job %s leaves node %s, which is bad: %s"
             logger.warning(message, self.id, job.report.id, failure.node, failure.reason)
         return leaving
-
-    def _can_avoid_nodes(self, group: WorkerGroup) -> bool:
-        plan = self.plan
-        avoidable = plan.scheduler.avoid(["node"]) or AVOID_OPTION in plan.site.options
-        return bool(group.jobs.shape.gpus and avoidable) and not self.stopped(group)
 
     def end(self, kind: EndKind, reason: str) -> None:
         """Write `ended`: every job that finds it exits."""

@@ -395,6 +395,11 @@ AVOID_OPTION = "avoid_nodes"
 """Option of a site whose directive has priority over that of the batch scheduler."""
 
 
+def can_avoid(plan: Plan) -> bool:
+    """Return whether the batch scheduler, or an option of the site, lets jobs avoid nodes."""
+    return bool(plan.scheduler.avoid(["node"])) or AVOID_OPTION in plan.site.options
+
+
 def avoidance(plan: Plan, jobs: JobGroup) -> tuple[Sequence[str], str]:
     """Return the nodes that ``jobs`` avoid, and the directive; "" if it cannot be written."""
     nodes = plan.avoid.get(jobs.group, ())
