@@ -188,7 +188,7 @@ def read_bytes(path: Path) -> bytes:
     return raw
 
 
-@lru_cache(maxsize=8)  # commands read the file of the site twice, first for its `hosts`
+@lru_cache(maxsize=256)  # commands read each site file twice, first for its `hosts`; Python, often
 def parse(text: str, source: str) -> Document:
     """Parse the mapping in ``text``; error messages call it ``source``."""
     document = _Reader(text.removeprefix("\ufeff").replace("\r\n", "\n"), source).document()

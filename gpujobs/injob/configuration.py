@@ -7,9 +7,12 @@ user has set one. Modules that dask preloads are added to those of the user.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .names import PRELOAD
@@ -80,7 +83,23 @@ def run_scheduler(options: DaskOptions) -> None:
     set_import_path()
     module, *arguments = options.command
     sys.argv = [module, *arguments, *preload_options("scheduler", arguments)]
+    with collecting_no_garbage():
+        importlib.import_module("distributed")
     runpy.run_module(module, run_name="__main__")
+
+
+@contextlib.contextmanager
+def collecting_no_garbage() -> Iterator[None]:
+    """Import large packages: Python would look for garbage in what they keep, again and again.
+
+    It does so in an eighth of the time that the import of dask takes, and finds none.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def set_import_path() -> None:

@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .children import STOP_DASK, defer_signals, restore_signals
-from .configuration import add_defaults, preload_options, set_import_path
+from .configuration import (
+    add_defaults,
+    collecting_no_garbage,
+    preload_options,
+    set_import_path,
+)
 from .gpus import let_dask_cuda_measure_slices, with_named_slices
 from .log import log
 from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, VISIBLE, worker_devices
@@ -310,8 +315,8 @@ def _import_for_workers(*, cuda: bool) -> None:
     if cuda:  # dask-cuda sets it, too, but later: RAPIDS must not use a GPU when it is imported
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     for name in (*_DASK, *(_DASK_CUDA if cuda else ())):
-        with contextlib.suppress(ImportError):  # dask's command reports it
-            importlib.import_module(name)
+        with contextlib.suppress(ImportError), collecting_no_garbage():
+            importlib.import_module(name)  # dask's command reports an error
     if "numpy" in sys.modules:  # dask gives each worker a seed of its own
         importlib.import_module("numpy.random")
     if utils := sys.modules.get("distributed.utils"):

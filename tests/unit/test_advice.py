@@ -208,6 +208,7 @@ def test_queues_with_different_charges_are_not_equal(home: Path) -> None:
 LOAD = """
 import sys, time
 kept = bytearray(300 * 2**20) if "memory" in sys.argv else b""
+open("loaded", "x").close()
 end = time.monotonic() + 60
 while time.monotonic() < end:
     if "cpu" not in sys.argv:
@@ -226,10 +227,14 @@ def test_known_loads_are_measured_within_ten_percent(tmp_path: Path, kind: str) 
     output = tmp_path / "cpu"
     with output.open("wb") as file:
         command = [sys.executable, "-c", LOAD, kind]
-        load = subprocess.Popen(command, env={**os.environ, **own}, stdout=file)
-    other = subprocess.Popen(command, env=os.environ | own | {"GPUJOBS_JOB": "4"}, stdout=-3)
+        load = subprocess.Popen(command, env=os.environ | own, stdout=file, cwd=tmp_path)
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    others = os.environ | own | {"GPUJOBS_JOB": "4"}
+    other = subprocess.Popen(command, env=others, stdout=subprocess.DEVNULL, cwd=elsewhere)
     process = subprocess.Popen(sampler, env={**os.environ, **own})
     try:
+        until((tmp_path / "loaded").exists, 60, "the load")
         until(lambda: len(samples(tmp_path)) >= 1, 60, "a sample")
         spent, first = cpu_time(load.pid), len(samples(tmp_path))
         until(lambda: len(samples(tmp_path)) >= first + 4, 60, "more samples")

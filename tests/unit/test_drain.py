@@ -182,13 +182,14 @@ def test_a_shuffle_that_begins_uses_workers_that_stay(tmp_path: Path) -> None:
     async def story() -> None:
         async with drained(tmp_path, 3, 1) as it:
             hold = it.client.submit(
-                work, "hold", str(tmp_path), 3, workers=it.address(0), pure=False
+                work_until_stop, "hold", str(tmp_path), workers=it.address(0), pure=False
             )
             await it.until(lambda: it.starts().total() == 1, "the first task")
             it.drain.drain(it.state(0), "a test")
             total = await it.client.compute(rechunked(tmp_path, 0).sum())
             assert total == 20 * 20 * 12 * 12
             assert not hold.done()  # the shuffle did not wait for it
+            (tmp_path / "stop").touch()
             await hold
             assert it.starts().total() == 13
 
