@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import gc
+import importlib
 import inspect
 import json
 import os
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from gpujobs.clusters.prepare import make_cluster_plan
-from gpujobs.injob.configuration import preload_options
+from gpujobs.injob.configuration import collecting_no_garbage, preload_options
 from gpujobs.injob.names import PRELOAD
 from gpujobs.planning.render import render
 
@@ -171,3 +173,10 @@ def test_jobs_get_the_files_of_dasks_configuration_that_the_shell_names(
     env = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
     plan = make_cluster_plan(make_spec(home, {"gpus": 2, "env": env}, str(home / "s.yaml")))
     assert not [one for one in plan.notes if "DASK_" in one]
+
+
+def test_python_looks_for_garbage_again_after_an_import_that_fails() -> None:
+    with pytest.raises(ImportError), collecting_no_garbage():
+        assert not gc.isenabled()
+        importlib.import_module("a_package_that_is_not_there")
+    assert gc.isenabled()
