@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..clusters import cleanup
 from ..clusters.clusterfolder import tail
 from ..clusters.connect import WorkerActivity, read_activities
+from ..clusters.findings import findings
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.logs import LogFollower
@@ -199,11 +200,11 @@ def _facts(report: ClusterReport, now: float) -> Iterator[str]:
         yield f"  cure     {report.cure}"
     if record.run:
         yield f"  run      {shlex.join(record.run)}"
-    if report.folder.address and not report.finished:
-        yield f"  dask     {report.folder.address}"
+    if report.folder.dask.address and not report.finished:
+        yield f"  dask     {report.folder.dask.address}"
     if report.ends_at:
         clock = time.strftime("%H:%M:%S", time.localtime(report.ends_at))
-        condition = RULES.get(report.folder.ends_by, "without work")  # of a newer version
+        condition = RULES.get(report.folder.dask.ends_by, "without work")  # of a newer version
         yield f"  ends     at {clock}, if it stays {condition}"
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
@@ -462,7 +463,7 @@ def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = prog
         return clock_text(time.monotonic() - started)
 
     def show(report: ClusterReport) -> None:
-        for note in (*report.folder.findings, *report.gone.values()):
+        for note in (*findings(report.folder), *report.gone.values()):
             if note not in shown:
                 shown.add(note)
                 progress.write(f"note: {note}")

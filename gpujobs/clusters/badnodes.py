@@ -91,8 +91,8 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
         return None
     if job.in_vain and job.has_run:
         others = (one for one in report.jobs if one.group == job.group and one.node != job.node)
-        return any(folder.seen.intersection(one.workers) for one in others) or None
-    gone = max((folder.gone.get(name, 0.0) for name in job.workers), default=0.0) or now
+        return any(folder.dask.seen.intersection(one.workers) for one in others) or None
+    gone = max((folder.dask.gone.get(name, 0.0) for name in job.workers), default=0.0) or now
     early = job.began is not None and gone - job.began < _SOON
     return False if early and job.state in (JobState.FAILED, JobState.NODE_FAIL) else None
 

@@ -118,8 +118,8 @@ class ClusterMonitor:
         """Wait until all jobs of a cluster that has ended are gone; return the last report."""
         deadline = self.system.monotonic() + timeout
         while (report := self.report()).active and self.system.monotonic() < deadline:
-            running = {job.number for job in report.jobs if job.state is JobState.RUNNING}
-            if running <= report.folder.exits.keys():
+            running = (job.number for job in report.jobs if job.state is JobState.RUNNING)
+            if report.folder.have_left(running):
                 self.query_soon()
             self.system.sleep(0.5)
         return report
@@ -136,7 +136,7 @@ class ClusterMonitor:
         """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
         state = self._readers[record.id].read()
         for number, job in record.current_jobs(state.claims).items():
-            began = state.began.get(number)
+            began = state.job(number).began
             if job in self._began and began not in (None, self._began[job]):
                 self._answers[job] = JobStatus(JobState.RUNNING)
         return state
@@ -181,7 +181,7 @@ class ClusterMonitor:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
         reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
         record, folder = report.record, report.folder
-        have_exited = folder.exits.keys() >= folder.nodes.keys()
+        have_exited = folder.started_jobs_have_left
         with best_effort():
             self.ledger.finish(record, outcomes, reasons)
             # A job folder stays as it was rendered.
@@ -245,8 +245,8 @@ class ClusterMonitor:
             if not failed and self._is_old(state, number, before.get(job)):
                 self._answers[job] = JobStatus(JobState.RUNNING)
             else:
-                self._began[job] = state.began.get(number)
-                requeued = state.has_started(number)
+                self._began[job] = state.job(number).began
+                requeued = state.job(number).started
                 self._answers[job] = replace(answer, requeued=requeued)
 
     def _is_old(self, state: FolderState, number: int, before: JobStatus | None) -> bool:
@@ -258,7 +258,7 @@ class ClusterMonitor:
         waited = before is not None and before.state is JobState.PENDING and not before.requeued
         if before is not None and before.native and not waited:
             return False
-        left, began = state.exits.get(number), state.began.get(number)
+        left, began = state.job(number).left, state.job(number).began
         if began is None or (left is not None and left.exit_code):
             return False
         return self.system.time() - began < OLDEST_ANSWER
@@ -284,11 +284,13 @@ def _has_lost_workers(record: ClusterRecord, state: FolderState, number: int) ->
 
     So it is when its node has failed. An answer that it waits is then newer than its start.
     """
-    if number not in state.began or number in state.exits or state.ended is not None:
+    job = state.job(number)
+    began = job.began
+    if began is None or job.left or state.ended is not None:
         return False
     sent = next((one for one in record.submissions if number in one.numbers), None)
     workers = record.worker_names(number, sent.group) if sent else ()
-    left = (state.gone.get(name, -math.inf) >= state.began[number] for name in workers)
+    left = (state.dask.gone.get(name, -math.inf) >= began for name in workers)
     return bool(workers) and all(left)
 
 
@@ -325,7 +327,7 @@ def still_queued(
             if queued - {JobState.UNKNOWN}:
                 found[record.id] = "its jobs are in the queue"
                 ledger.update(record.id, finished=False, outcomes={}, reasons={}, unlisted={})
-            elif queued and not states[record.id].exits.keys() >= record.jobs.keys():
+            elif queued and not states[record.id].have_left(record.jobs):
                 found[record.id] = "it is not known whether its jobs have ended"
     return found
 
