@@ -50,7 +50,7 @@ def failed_job(
 ) -> ClusterReport:
     """Return a cluster whose job 1 has ended on node2 a minute after its start; ``says``: as the batch scheduler says."""
     folder = folder_state(
-        seen=WORKERS[:seen],
+        gone=dict.fromkeys(WORKERS[:seen], START + 60),
         ended=ended,
         jobs={
             1: job_trace("node2", began=began, left=ExitRecord(exit_code, "node2"), reason=reason)
