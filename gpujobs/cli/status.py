@@ -329,16 +329,13 @@ _OUTPUT_LINES = 5
 _NONE_ACTIVE = "no active clusters; `gpujobs status --all` lists ended ones"
 
 
-def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> list[ClusterRecord]:
-    """Return the records of ``cluster_ids``; without any, those not finished, or ``everything``.
+def choose(ledger: Ledger, cluster_ids: Sequence[str]) -> list[ClusterRecord]:
+    """Return the records of ``cluster_ids``; without any, those not finished.
 
     Raises NoSuchClusterError.
     """
     if cluster_ids:
         return [ledger.get(cluster_id) for cluster_id in cluster_ids]
-    if everything:
-        ledger.forget_removed()
-        return ledger.all()
     return [record for record in ledger.all() if not record.finished]
 
 
@@ -349,6 +346,8 @@ class StatusView:
         self._ledger = ledger
         self._cluster_ids = cluster_ids
         self._everything = everything
+        self._known: list[ClusterRecord] = []
+        """All records, if no cluster was named."""
         self._monitor = ClusterMonitor(self._choose(), ledger)
         self._reports: list[ClusterReport] = []
 
@@ -362,7 +361,7 @@ class StatusView:
         else:
             progress.write(_NONE_ACTIVE)
         named = as_json or watched or self._cluster_ids
-        if not named and (left := cleanup.note(self._ledger)):
+        if not named and (left := cleanup.note(self._known)):
             progress.write(f"note: {left}")
 
     def watch(self, *, as_json: bool) -> None:
@@ -393,7 +392,17 @@ class StatusView:
             ]
 
     def _choose(self) -> list[ClusterRecord]:
-        return choose(self._ledger, self._cluster_ids, everything=self._everything)
+        """Return the records of the named clusters, else of those not finished, or of all.
+
+        Raises NoSuchClusterError.
+        """
+        if self._cluster_ids:
+            return choose(self._ledger, self._cluster_ids)
+        if self._everything:
+            self._known = self._ledger.without_removed()
+            return self._known
+        self._known = self._ledger.all()
+        return [record for record in self._known if not record.finished]
 
     def _text(self, *, watched: bool) -> str:
         """Return the clusters as text, "" if there are none."""

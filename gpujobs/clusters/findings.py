@@ -1,4 +1,4 @@
-"""What only the jobs of a cluster could find out, in sentences for the user."""
+"""Findings of the jobs of a cluster, in sentences for the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def notes(state: FolderState) -> list[str]:
 
 
 def findings(state: FolderState) -> list[str]:
-    """Return what was found about files, nodes, setup, memory, CPUs and transport."""
+    """Return the findings about files, nodes, setup, memory, CPUs and transport."""
     found = problems(state)
     found += [f"setup: {text}" for text in sorted(state.failed_setups)]
     found += memory_messages(state.dask.over_memory)

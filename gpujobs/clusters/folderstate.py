@@ -51,7 +51,7 @@ _FRESH = 120.0
 
 @dataclass(frozen=True)
 class JobTrace:
-    """What one job has left in the folder."""
+    """The traces of one job in the folder."""
 
     facts: JobFacts = field(default_factory=JobFacts)
     claim: JobId | None = None
@@ -94,7 +94,7 @@ class JobTrace:
 
 @dataclass(frozen=True)
 class FolderState:
-    """The contents of a cluster's folder at one moment: what each of its authors has said."""
+    """The contents of a cluster's folder at one moment, by their authors."""
 
     jobs: Mapping[int, JobTrace] = field(default_factory=dict)
     """By number; those of which there is a file."""
@@ -117,7 +117,7 @@ class FolderState:
     """Why the folder is not trusted, and nothing in it was read."""
 
     def job(self, number: int) -> JobTrace:
-        """Return what a job has left; it may be nothing."""
+        """Return the traces of a job; it may have none."""
         return self.jobs.get(number, _NO_TRACE)
 
     @property
@@ -262,7 +262,7 @@ class FolderReader:
     def _read_jobs(self, head: _Head) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
         """Read the files of the jobs, except those of which workers have told the facts.
 
-        Return what the jobs have left, and the lost nodes of allocations, by their numbers.
+        Return the traces of the jobs, and the lost nodes of allocations, by their numbers.
         """
         names, runs = file_names(self._folder.path / "jobs"), self._present_runs(head)
         facts, lost_nodes = self._read_facts(names, runs)
@@ -282,7 +282,7 @@ class FolderReader:
     def _read_facts(
         self, names: Iterable[str], runs: Mapping[int, Run]
     ) -> tuple[dict[int, JobFacts], dict[int, LostNode]]:
-        """Return what the jobs say, and the lost nodes; ``runs``: see `_present_runs`."""
+        """Return the facts of the jobs, and the lost nodes; ``runs``: see `_present_runs`."""
         found = {number: JobFacts.of(run) for number, run in runs.items()}
         nodes: dict[int, list[JobFacts]] = {}
         for number, node, name in event_files(names):

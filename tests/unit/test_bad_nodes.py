@@ -160,14 +160,14 @@ def test_a_failure_in_the_future(tmp_path: Path) -> None:
     assert list(bad_nodes(found, "here", now)) == ["near"]
     path = tmp_path / badnodes.FILE
     path.write_text("".join(f"{json.dumps(asdict(one))}\n" for one in found))
-    note(report, Ledger(tmp_path), now)
+    note([report], Ledger(tmp_path), now)
     assert [one.node for one in read(Ledger(tmp_path))] == ["near", "node2"]
 
 
 def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     ledger, report = Ledger(tmp_path), failed_job(LOST_GPU)
     for _ in range(2):
-        (text,) = note(report, ledger, START + 60).bad_nodes
+        (text,) = note([report], ledger, START + 60)[0].bad_nodes
     assert text == f"node node2 is bad for six hours: {LOST_GPU}"
     (one,) = read(ledger)
     assert (one.node, one.job, one.time) == ("node2", "7_1", START + 60)
@@ -176,11 +176,12 @@ def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     assert ledger.all() == []  # it is no record
     later = START + 2 * 86400
     assert (
-        note(replace(report, record=replace(RECORD, finished=True)), ledger, later).bad_nodes == ()
+        note([replace(report, record=replace(RECORD, finished=True))], ledger, later)[0].bad_nodes
+        == ()
     )
     (tmp_path / badnodes.FILE).write_text("half a li")
     assert read(ledger) == []
-    assert note(failed_job("fine", exit_code=0, seen=4), ledger, START).bad_nodes == ()
+    assert note([failed_job("fine", exit_code=0, seen=4)], ledger, START)[0].bad_nodes == ()
 
 
 def test_the_text_for_the_operator() -> None:
