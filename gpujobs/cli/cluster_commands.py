@@ -197,7 +197,7 @@ def cancel(cluster_ids: tuple[str, ...], everything: bool, orphans: bool, draine
     from . import status
 
     ledger = shared.open_ledger()
-    records = status.choose(ledger, cluster_ids, everything=False)
+    records = status.choose(ledger, cluster_ids)
     if orphans:
         records = _orphans(records)
     errors: list[GpujobsError] = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..clusters import cleanup
 from ..clusters.clusterfolder import tail
 from ..clusters.connect import WorkerActivity, read_activities
+from ..clusters.findings import findings
 from ..clusters.history import with_samples
 from ..clusters.ledger import ClusterRecord, Ledger
 from ..clusters.logs import LogFollower
@@ -199,11 +200,11 @@ def _facts(report: ClusterReport, now: float) -> Iterator[str]:
         yield f"  cure     {report.cure}"
     if record.run:
         yield f"  run      {shlex.join(record.run)}"
-    if report.folder.address and not report.finished:
-        yield f"  dask     {report.folder.address}"
+    if report.folder.dask.address and not report.finished:
+        yield f"  dask     {report.folder.dask.address}"
     if report.ends_at:
         clock = time.strftime("%H:%M:%S", time.localtime(report.ends_at))
-        condition = RULES.get(report.folder.ends_by, "without work")  # of a newer version
+        condition = RULES.get(report.folder.dask.ends_by, "without work")  # of a newer version
         yield f"  ends     at {clock}, if it stays {condition}"
     if rates := report.folder.transport.text():
         yield f"  network  {rates}"
@@ -328,16 +329,13 @@ _OUTPUT_LINES = 5
 _NONE_ACTIVE = "no active clusters; `gpujobs status --all` lists ended ones"
 
 
-def choose(ledger: Ledger, cluster_ids: Sequence[str], *, everything: bool) -> list[ClusterRecord]:
-    """Return the records of ``cluster_ids``; without any, those not finished, or ``everything``.
+def choose(ledger: Ledger, cluster_ids: Sequence[str]) -> list[ClusterRecord]:
+    """Return the records of ``cluster_ids``; without any, those not finished.
 
     Raises NoSuchClusterError.
     """
     if cluster_ids:
         return [ledger.get(cluster_id) for cluster_id in cluster_ids]
-    if everything:
-        ledger.forget_removed()
-        return ledger.all()
     return [record for record in ledger.all() if not record.finished]
 
 
@@ -348,6 +346,8 @@ class StatusView:
         self._ledger = ledger
         self._cluster_ids = cluster_ids
         self._everything = everything
+        self._known: list[ClusterRecord] = []
+        """All records, if no cluster was named."""
         self._monitor = ClusterMonitor(self._choose(), ledger)
         self._reports: list[ClusterReport] = []
 
@@ -361,7 +361,7 @@ class StatusView:
         else:
             progress.write(_NONE_ACTIVE)
         named = as_json or watched or self._cluster_ids
-        if not named and (left := cleanup.note(self._ledger)):
+        if not named and (left := cleanup.note(self._known)):
             progress.write(f"note: {left}")
 
     def watch(self, *, as_json: bool) -> None:
@@ -392,7 +392,17 @@ class StatusView:
             ]
 
     def _choose(self) -> list[ClusterRecord]:
-        return choose(self._ledger, self._cluster_ids, everything=self._everything)
+        """Return the records of the named clusters, else of those not finished, or of all.
+
+        Raises NoSuchClusterError.
+        """
+        if self._cluster_ids:
+            return choose(self._ledger, self._cluster_ids)
+        if self._everything:
+            self._known = self._ledger.without_removed()
+            return self._known
+        self._known = self._ledger.all()
+        return [record for record in self._known if not record.finished]
 
     def _text(self, *, watched: bool) -> str:
         """Return the clusters as text, "" if there are none."""
@@ -462,7 +472,7 @@ def wait_for_cluster(cluster: ClusterHandle, write: Callable[[str], None] = prog
         return clock_text(time.monotonic() - started)
 
     def show(report: ClusterReport) -> None:
-        for note in (*report.folder.findings, *report.gone.values()):
+        for note in (*findings(report.folder), *report.gone.values()):
             if note not in shown:
                 shown.add(note)
                 progress.write(f"note: {note}")

@@ -149,7 +149,7 @@ class _Group:
     @property
     def _lacked_memory(self) -> bool:
         killed = any(job.report.state is JobState.OUT_OF_MEMORY for job in self._jobs)
-        return killed or bool(self._usage.cluster.folder.over_memory)
+        return killed or bool(self._usage.cluster.folder.dask.over_memory)
 
     def _walltime(self) -> Size:
         """Return the walltime; it was enough only if `run` has ended by itself."""

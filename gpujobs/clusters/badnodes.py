@@ -91,8 +91,8 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
         return None
     if job.in_vain and job.has_run:
         others = (one for one in report.jobs if one.group == job.group and one.node != job.node)
-        return any(folder.seen.intersection(one.workers) for one in others) or None
-    gone = max((folder.gone.get(name, 0.0) for name in job.workers), default=0.0) or now
+        return any(folder.dask.seen.intersection(one.workers) for one in others) or None
+    gone = max((folder.dask.gone.get(name, 0.0) for name in job.workers), default=0.0) or now
     early = job.began is not None and gone - job.began < _SOON
     return False if early and job.state in (JobState.FAILED, JobState.NODE_FAIL) else None
 
@@ -135,12 +135,26 @@ def turned_bad(
     return bad
 
 
-def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:
-    """Write new failures into the file; return the report with the bad nodes of the cluster."""
-    found = list(failures(report, now))
-    if not found:
-        return report
-    known = read(ledger)
+def note(reports: Iterable[ClusterReport], ledger: Ledger, now: float) -> list[ClusterReport]:
+    """Write new failures into the file; return the reports with the bad nodes of each cluster."""
+    known: list[NodeFailure] | None = None
+    noted = []
+    for report in reports:
+        if found := list(failures(report, now)):
+            known = _with_new(report, found, read(ledger) if known is None else known, ledger, now)
+            report = _with_bad_nodes(report, found, known, now)
+        noted.append(report)
+    return noted
+
+
+def _with_new(
+    report: ClusterReport,
+    found: Iterable[NodeFailure],
+    known: list[NodeFailure],
+    ledger: Ledger,
+    now: float,
+) -> list[NodeFailure]:
+    """Return the failures that are ``known`` now, after those of a report were written."""
     keys = {(one.cluster, one.job, one.began) for one in known}
     new = [one for one in found if (one.cluster, one.job, one.began) not in keys]
     if new and not report.record.finished:  # else they were noted when it ended
@@ -148,6 +162,13 @@ def note(report: ClusterReport, ledger: Ledger, now: float) -> ClusterReport:
         with best_effort():
             lines = (f"{json.dumps(asdict(one))}\n" for one in known)
             write_atomically(ledger.folder / FILE, "".join(lines))
+    return known
+
+
+def _with_bad_nodes(
+    report: ClusterReport, found: Iterable[NodeFailure], known: Iterable[NodeFailure], now: float
+) -> ClusterReport:
+    """Return a report with the bad nodes among those of its failures, ``found``."""
     bad = bad_nodes(known, report.record.site, now)
     own = sorted(bad.keys() & {one.node for one in found})
     texts = (f"node {node} is bad for six hours: {bad[node].reason}" for node in own)

@@ -14,7 +14,7 @@ from ..batch import receive
 from ..errors import GpujobsError
 from ..injob.names import RECORD
 from . import clusterfolder as folders
-from .clusterfolder import SPEC, disk_errors, folder_problem
+from .clusterfolder import SPEC, PresentFolders, disk_errors, folder_problem
 from .ledger import ClusterRecord, Ledger
 
 MUCH_SPACE, MANY_FILES = 2**30, 10_000
@@ -72,20 +72,39 @@ def remove(found: Leftover, ledger: Ledger) -> None:
             ledger.remove(record.id)
 
 
-def note(ledger: Ledger) -> str:
-    """Return that ended clusters have left large folders, or ""; takes a third of a second."""
-    size = files = 0
+def note(records: Sequence[ClusterRecord]) -> str:
+    """Return that ended clusters have left large folders, or ""; takes a third of a second.
+
+    ``records``: of all clusters. Those that have had their last word know the size of their folder.
+    """
+    present = PresentFolders()
+    told = [one.last for one in records if one.finished and one.last and one.path in present]
+    size, files = sum(one.size for one in told), sum(one.files for one in told)
+    if text := _much(size, files):
+        return text
     until = time.monotonic() + _WALK
-    walks = (_walk(record.path) for record in _ended(ledger.all()))
+    walks = (_walk(one.path) for one in _ended([one for one in records if not one.last]))
     for status in itertools.chain.from_iterable(walks):
         size, files = size + status.st_blocks * 512, files + 1
-        if size > MUCH_SPACE:
-            return "ended clusters have left more than 1GiB: see `gpujobs clean`"
-        if files > MANY_FILES:
-            return f"ended clusters have left more than {MANY_FILES} files: see `gpujobs clean`"
+        if text := _much(size, files):
+            return text
         if time.monotonic() > until:
             break
     return ""
+
+
+def _much(size: int, files: int) -> str:
+    if size > MUCH_SPACE:
+        return "ended clusters have left more than 1GiB: see `gpujobs clean`"
+    if files > MANY_FILES:
+        return f"ended clusters have left more than {MANY_FILES} files: see `gpujobs clean`"
+    return ""
+
+
+def used_space(folder: Path) -> tuple[int, int]:
+    """Return the size of all that is in a folder, in bytes, and the number of its files."""
+    blocks = [status.st_blocks for status in _walk(folder)]
+    return sum(blocks) * 512, len(blocks)
 
 
 def _ended(records: Sequence[ClusterRecord]) -> Iterator[ClusterRecord]:

@@ -93,6 +93,18 @@ def is_removed(folder: Path) -> bool:
     return False
 
 
+class PresentFolders:
+    """The folders that are there: the folder that has them is listed once for all."""
+
+    def __init__(self) -> None:
+        self._names: dict[Path, frozenset[str]] = {}
+
+    def __contains__(self, path: Path) -> bool:
+        if path.parent not in self._names:
+            self._names[path.parent] = frozenset(file_names(path.parent))
+        return path.name in self._names[path.parent]
+
+
 OF_SITE = "see `directory` of the site"
 OF_STATE = "XDG_STATE_HOME=FOLDER keeps the records of clusters in a folder that you can write"
 """Hints about the folders of clusters, and about the state folder."""

@@ -88,12 +88,12 @@ def _dashboard_link(record: ClusterRecord, state: FolderState) -> str | None:
     """
     from distributed.utils import format_dashboard_link
 
-    if not state.dashboard or record.dashboard == "off":
+    if not state.dask.dashboard or record.dashboard == "off":
         return None
     host = LOOPBACK
-    if record.dashboard != "local" and state.head is not None and state.address:
-        host = urlsplit(state.address).hostname or LOOPBACK
-    return str(format_dashboard_link(host, state.dashboard))
+    if record.dashboard != "local" and state.head is not None and state.dask.address:
+        host = urlsplit(state.dask.address).hostname or LOOPBACK
+    return str(format_dashboard_link(host, state.dask.dashboard))
 
 
 def silence_ucx(*protocols: str) -> None:
@@ -107,7 +107,7 @@ def silence_ucx(*protocols: str) -> None:
 
 def security_of(record: ClusterRecord, state: FolderState) -> Security | None:
     """Return distributed's Security for the cluster, None if its traffic is not encrypted."""
-    if not record.encrypted or (state.address is not None and not state.encrypted):
+    if not record.encrypted or (state.dask.address is not None and not state.encrypted):
         return None
     return security_in(record.path)
 
@@ -131,7 +131,7 @@ def address_of(record: ClusterRecord, state: FolderState) -> str:
     check_folder(record.path)
     if state.ended is not None:
         raise JobFailedError(ended_message(record.id, state.ended.reason))
-    if state.address is None or record.finished:
+    if state.dask.address is None or record.finished:
         ledger = Ledger()
         report = report_on(ledger.get(record.argument), ledger)
         if report.finished:
@@ -139,7 +139,7 @@ def address_of(record: ClusterRecord, state: FolderState) -> str:
         message = f"the dask scheduler of {record.id} has not started yet"
         message = next(iter(state.damaged), message)
         raise GpujobsError(message, hint=f"gpujobs status {record.argument}")
-    return state.address
+    return state.dask.address
 
 
 def instructions(record: ClusterRecord) -> str:
@@ -147,8 +147,8 @@ def instructions(record: ClusterRecord) -> str:
     state = read_state(record.path)
     host = urlsplit(address_of(record, state)).hostname
     lines = ["import gpujobs", f'client = gpujobs.connect("{record.argument}")']
-    if state.dashboard and record.dashboard != "off":
-        lines += ["", *_dashboard_lines(record, state, host or "", state.dashboard)]
+    if (port := state.dask.dashboard) and record.dashboard != "off":
+        lines += ["", *_dashboard_lines(record, state, host or "", port)]
     return "\n".join(lines)
 
 
@@ -162,7 +162,7 @@ def endpoint(record: ClusterRecord) -> dict[str, object]:
         "id": record.id,
         "address": address,
         "files": {name: (record.path / name).read_text(encoding="utf-8") for name in names},
-        "dashboard": state.dashboard if record.dashboard != "off" else None,
+        "dashboard": state.dask.dashboard if record.dashboard != "off" else None,
         "node": "" if host == LOOPBACK else node,
         "user": user_name(),
         "groups": {group.name: group.workers_per_job for group in record.groups},
@@ -173,7 +173,7 @@ def dashboard_node(record: ClusterRecord, state: FolderState) -> str:
     """Return the node on whose loopback interface the dashboard listens; "" if not in a job."""
     if state.head is None or record.dashboard != "local":
         return ""
-    return state.nodes.get(state.head, "")
+    return state.job(state.head).facts.node or ""
 
 
 def _dashboard_lines(record: ClusterRecord, state: FolderState, host: str, port: int) -> list[str]:

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..injob import folder as files
-from ..injob.events import DaskWorkers, EventReader, LostTasks, attempts_in, events_file
+from ..injob.events import DaskWorkers, EventReader, attempts_in, events_file
 from ..injob.folder import (
     DamagedError,
     Ended,
     Folder,
     JsonObject,
-    OverMemory,
-    RegisteredWorker,
     Run,
 )
-from ..injob.gpus import binding_messages
 from ..injob.jobevents import (
     ExitRecord,
     JobFacts,
@@ -34,11 +31,10 @@ from ..injob.jobevents import (
     lost_nodes,
     with_events,
 )
-from ..injob.memory import memory_messages
 from ..injob.names import NOTE, job_file
 from ..injob.transport import Choice
 from ..schedulers import JobId
-from ..text import clean, plural
+from ..text import clean
 from . import oldfolder
 from .clusterfolder import (
     file_names,
@@ -54,60 +50,94 @@ _FRESH = 120.0
 
 
 @dataclass(frozen=True)
-class FolderState:
-    """The contents of a cluster's folder at one moment. Mappings are by job number or worker."""
+class JobTrace:
+    """The traces of one job in the folder."""
 
-    ended: Ended | None = None
-    workers: Mapping[str, RegisteredWorker] = field(default_factory=dict)
-    seen: frozenset[str] = frozenset()
-    """Names of all workers that were ever registered."""
-    gone: Mapping[str, float] = field(default_factory=dict)
-    """When workers disconnected that have not connected again (epoch seconds of the head)."""
-    exits: Mapping[int, ExitRecord] = field(default_factory=dict)
-    reasons: Mapping[int, str] = field(default_factory=dict)
-    """Why jobs failed."""
-    claims: Mapping[int, JobId] = field(default_factory=dict)
-    """The job of the batch scheduler that does the work of each number."""
-    nodes: Mapping[int, str] = field(default_factory=dict)
-    """The nodes of the jobs whose supervisor has started."""
-    began: Mapping[int, float] = field(default_factory=dict)
-    """When the jobs last started (epoch seconds of their nodes); a requeued one starts again."""
-    alive: Mapping[int, float] = field(default_factory=dict)
-    """When the jobs that have started last gave a sign of life (epoch seconds)."""
+    facts: JobFacts = field(default_factory=JobFacts)
+    claim: JobId | None = None
+    """The job of the batch scheduler that does its work."""
+    alive: float = 0.0
+    """When it last gave a sign of life since it started (epoch seconds); 0: never."""
+    note: str = ""
+    """A remark of its supervisor for the user, as the head."""
+
+    @property
+    def started(self) -> bool:
+        """Whether it has begun, perhaps before it was requeued."""
+        return self.claim is not None or self.facts.node is not None
+
+    @property
+    def began(self) -> float | None:
+        """When it last started (epoch seconds of its node); a requeued one starts again."""
+        return self.facts.began
+
+    @property
+    def left(self) -> ExitRecord | None:
+        """How it has ended, by its script."""
+        return self.facts.left
+
+    @property
+    def node(self) -> str:
+        """Where it has ended, or its supervisor has started; "" if it has not."""
+        return self.left.host if self.left else self.facts.node or ""
+
+    @property
+    def reason(self) -> str:
+        """Why it failed."""
+        return clean(self.facts.reason)
+
+    @property
+    def setup(self) -> str:
+        """The first line of `setup` that failed."""
+        return clean(self.facts.setup)
+
+
+@dataclass(frozen=True)
+class FolderState:
+    """The contents of a cluster's folder at one moment, by their authors."""
+
+    jobs: Mapping[int, JobTrace] = field(default_factory=dict)
+    """By number; those of which there is a file."""
+    dask: DaskWorkers = field(default_factory=DaskWorkers)
+    """The dask scheduler of the last attempt, and its workers."""
     head: int | None = None
     """Number of the head's job."""
-    address: str | None = None
-    """Address of the dask scheduler."""
-    dashboard: int | None = None
-    """Port of the dashboard."""
+    ended: Ended | None = None
     transport: Choice = field(default_factory=Choice)
     """The protocol between dask's processes."""
-    over_memory: Mapping[str, OverMemory] = field(default_factory=dict)
-    """Workers that were restarted, or are paused, because of their memory."""
-    ends_at: float | None = None
-    """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
-    ends_by: str = ""
-    """The rule by which it ends then (see `injob.demand`)."""
     waits_for: str = ""
     """The cluster after whose end this one starts; "" when that has ended."""
     removed: bool = False
     """Whether a user has removed the folder."""
-    setups: Mapping[int, str] = field(default_factory=dict)
-    """The first line of `setup` that failed."""
-    head_note: str = ""
-    """A remark of the head's job for the user."""
-    lost: tuple[str, ...] = ()
-    """Why nodes of an allocation are lost."""
-    lost_tasks: tuple[str, ...] = ()
-    """Which tasks the end of their job has cut off."""
+    lost_nodes: Mapping[int, LostNode] = field(default_factory=dict)
+    """Nodes of an allocation, by their numbers."""
     damaged: tuple[str, ...] = ()
     """Which files cannot be read, and why; their content is missing here."""
     refused: str = ""
     """Why the folder is not trusted, and nothing in it was read."""
 
-    def has_started(self, number: int) -> bool:
-        """Return whether job ``number`` has begun, perhaps before it was requeued."""
-        return number in self.claims or number in self.nodes
+    def job(self, number: int) -> JobTrace:
+        """Return the traces of a job; it may have none."""
+        return self.jobs.get(number, _NO_TRACE)
+
+    @property
+    def claims(self) -> dict[int, JobId]:
+        """The job of the batch scheduler that does the work of each number, if it has begun."""
+        return {number: job.claim for number, job in self.jobs.items() if job.claim}
+
+    @property
+    def failed_setups(self) -> set[str]:
+        """The first lines of `setup` that failed in jobs."""
+        return {job.setup for job in self.jobs.values() if job.setup}
+
+    @property
+    def started_jobs_have_left(self) -> bool:
+        """Whether no job whose supervisor has started is still to end."""
+        return all(job.left for job in self.jobs.values() if job.facts.node is not None)
+
+    def have_left(self, numbers: Iterable[int]) -> bool:
+        """Return whether all these jobs have ended, by their scripts."""
+        return all(self.job(number).left for number in numbers)
 
     def end_time(self, otherwise: float) -> float:
         """Return when the cluster ended; ``otherwise`` if it has not."""
@@ -116,59 +146,15 @@ class FolderState:
     @property
     def scheme(self) -> str:
         """The protocol between dask's processes, as in its addresses; "" while it is unknown."""
-        return self.transport.scheme or str(self.address or "").partition("://")[0]
+        return self.transport.scheme or str(self.dask.address or "").partition("://")[0]
 
     @property
     def encrypted(self) -> bool | None:
         """Whether the traffic is encrypted; None while it is unknown."""
         return self.scheme in ("tls", "wss") if self.scheme else None
 
-    @property
-    def unused_networks(self) -> list[str]:
-        """Fast networks that the chosen protocol does not use, as ``NVLink between 2 GPUs``."""
-        if not self.scheme or self.scheme == "ucxx":
-            return []
-        found: dict[str, set[str | None]] = {}
-        for worker in self.workers.values():
-            uuids = [gpu["uuid"] for gpu in files.all_gpus(worker.get("gpu"))]
-            for name in (worker.get("gpu") or {}).get("fast", ()):
-                found.setdefault(name, set()).update(uuids)
-        return [
-            f"{name} between {len(gpus)} GPUs" if len(gpus) > 1 else name
-            for name, gpus in sorted(found.items())
-        ]
 
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for the user: findings, and missing encryption."""
-        if self.encrypted is False:
-            return [*self.findings, f"not encrypted: dask uses {self.scheme}"]
-        return self.findings
-
-    @property
-    def findings(self) -> list[str]:
-        """What only the jobs could find out: nodes, setup, memory, CPUs, transport."""
-        found = [*self.damaged, *self.lost, *self.lost_tasks]
-        found += [f"setup: {text}" for text in sorted(set(self.setups.values()))]
-        found += memory_messages(self.over_memory)
-        found += filter(None, (self.head_note,))
-        found += binding_messages(self.workers)
-        found += filter(None, (self.transport.reason, self.transport.remark))
-        if unused := self.unused_networks:
-            names = " and ".join(unused)
-            message = f"{names} seen and left unused: dask uses {self.scheme}, not ucxx"
-            found.append(f"{message}; `protocol: ucxx` uses it, not encrypted")
-        return found
-
-
-def _lost_tasks(found: Mapping[str, LostTasks]) -> Iterator[str]:
-    """Yield which tasks were cut off; their names are the user's."""
-    for prefix, tasks in found.items():
-        what = f"{plural(tasks.number, 'task')} {clean(prefix)}"
-        yield (
-            f"{what} started again: the job ended when it had run for {tasks.seconds:.0f} s; "
-            "`task_time` says how long a task takes"
-        )
+_NO_TRACE = JobTrace()
 
 
 @dataclass(frozen=True)
@@ -180,17 +166,6 @@ class _Head:
     sign: float
     """When it, or that process, last gave a sign of life, in seconds since 1970; 0: never."""
     dask: DaskWorkers
-
-
-@dataclass
-class _Jobs:
-    """The files of the jobs, by their numbers."""
-
-    facts: dict[int, JobFacts]
-    claims: dict[int, JobId | None] = field(default_factory=dict)
-    notes: dict[int, str] = field(default_factory=dict)
-    lost: dict[int, LostNode] = field(default_factory=dict)
-    """By the number of the node."""
 
 
 class FolderReader:
@@ -222,41 +197,23 @@ class FolderReader:
             return FolderState(damaged=(problem,), refused=problem)
         self._damaged, self._names = [], frozenset(self._folder.names())
         head = self._read_head()
-        runs = self._present_runs(head)
-        jobs = self._read_jobs(runs)
-        dask, facts = head.dask, jobs.facts
-        started = {number: one for number, one in facts.items() if one.node is not None}
+        jobs, lost_nodes = self._read_jobs(head)
         return FolderState(
-            ended=_ended(self._json("ended")),
-            removed=not self._names and is_removed(path),
-            workers=dask.connected,
-            over_memory=dask.over_memory,
-            waits_for=self._waits_for(),
-            ends_at=dask.ends_at,
-            ends_by=dask.ends_by,
-            seen=dask.seen,
-            gone=dask.gone,
-            exits={n: one.left for n, one in facts.items() if one.left},
-            reasons={n: clean(one.reason) for n, one in facts.items() if one.reason},
-            lost=tuple(clean(lost.reason) for lost in jobs.lost.values()),
-            lost_tasks=tuple(_lost_tasks(dask.lost_tasks)),
-            head_note=clean(jobs.notes.get(-1 if head.job is None else head.job, "")),
-            setups={n: clean(one.setup) for n, one in facts.items() if one.setup},
-            claims={n: job for n, job in jobs.claims.items() if job},
-            nodes={n: one.node or "" for n, one in started.items()},
-            began={n: one.began for n, one in started.items() if one.began is not None},
-            alive=self._signs_of_life(started, runs, head),
+            jobs=jobs,
+            dask=head.dask,
             head=head.job,
-            address=dask.address,
-            dashboard=dask.dashboard,
+            ended=_ended(self._json("ended")),
             transport=Choice.parse(self._json(files.TRANSPORT)),
+            waits_for=self._waits_for(),
+            removed=not self._names and is_removed(path),
+            lost_nodes=lost_nodes,
             damaged=tuple(self._damaged),
         )
 
     def job_facts(self) -> dict[int, JobFacts]:
         """Return the facts of all jobs from their own files."""
         self._names = frozenset(self._folder.names())
-        return self._read_jobs({}).facts
+        return self._read_facts(file_names(self._folder.path / "jobs"), {})[0]
 
     def _read_head(self) -> _Head:
         folder, dask = self._read_attempt()
@@ -271,16 +228,10 @@ class FolderReader:
         runs = head.dask.runs
         return {number: run for number, run in runs.items() if number not in self.ended}
 
-    def _signs_of_life(
-        self, started: Iterable[int], runs: Mapping[int, Run], head: _Head
-    ) -> dict[int, float]:
-        """Return when each of the jobs that have started last gave a sign of life."""
-        found: dict[int, float] = {}
-        for number in started:
-            found[number] = head.sign if number in runs else self._last_sign(number)
-            if number == head.job:
-                found[number] = max(found[number], head.sign)
-        return found
+    def _sign_of_life(self, number: int, runs: Container[int], head: _Head) -> float:
+        """Return when a job that has started last gave a sign of life."""
+        found = head.sign if number in runs else self._last_sign(number)
+        return max(found, head.sign) if number == head.job else found
 
     def _read_attempt(self) -> tuple[str, DaskWorkers]:
         """Return the folder of the last head, and the workers of its dask scheduler."""
@@ -308,37 +259,56 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _read_jobs(self, runs: Mapping[int, Run]) -> _Jobs:
-        """Read the files of the jobs, except those of ``runs``, which workers have told."""
-        names = file_names(self._folder.path / "jobs")
-        jobs = _Jobs({number: JobFacts.of(run) for number, run in runs.items()})
+    def _read_jobs(self, head: _Head) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
+        """Read the files of the jobs, except those of which workers have told the facts.
+
+        Return the traces of the jobs, and the lost nodes of allocations, by their numbers.
+        """
+        names, runs = file_names(self._folder.path / "jobs"), self._present_runs(head)
+        facts, lost_nodes = self._read_facts(names, runs)
+        jobs = {number: JobTrace(one) for number, one in facts.items()}
+        for number, kind in job_files(names, "."):
+            job = jobs.get(number, _NO_TRACE)
+            if kind == "claim":
+                jobs[number] = replace(job, claim=self._claim_of(number, runs.get(number)))
+            elif kind == NOTE:
+                note = clean(self._job_file(job_file(number, kind), self._text))
+                jobs[number] = replace(job, note=note)
+        for number, job in jobs.items():
+            if job.facts.node is not None:
+                jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
+        return jobs, lost_nodes
+
+    def _read_facts(
+        self, names: Iterable[str], runs: Mapping[int, Run]
+    ) -> tuple[dict[int, JobFacts], dict[int, LostNode]]:
+        """Return the facts of the jobs, and the lost nodes; ``runs``: see `_present_runs`."""
+        found = {number: JobFacts.of(run) for number, run in runs.items()}
         nodes: dict[int, list[JobFacts]] = {}
         for number, node, name in event_files(names):
             if node:
                 nodes.setdefault(number, []).append(self._events_of(name))
             elif number not in runs:
-                jobs.facts[number] = self._events_of(name)
-        for number, kind in job_files(names, "."):
-            if kind == "claim":
-                jobs.claims[number] = self._claim_of(number, runs.get(number))
-            elif kind == NOTE:
-                jobs.notes[number] = self._job_file(job_file(number, kind), self._text)
+                found[number] = self._events_of(name)
+        lost: dict[int, LostNode] = {}
         for number, facts in nodes.items():
-            jobs.lost.update(lost_nodes(jobs.facts.get(number, JobFacts()).run, facts))
-        self._add_old_files(jobs, names)
-        return jobs
+            lost.update(lost_nodes(found.get(number, JobFacts()).run, facts))
+        self._add_old_files(names, found, lost)
+        return found, lost
 
-    def _add_old_files(self, jobs: _Jobs, names: Iterable[str]) -> None:
-        """Add the files of jobs of an earlier gpujobs."""
+    def _add_old_files(
+        self, names: Iterable[str], found: dict[int, JobFacts], nodes: dict[int, LostNode]
+    ) -> None:
+        """Add the files of jobs, and of lost nodes, of an earlier gpujobs."""
         endings: dict[int, set[str]] = {}
         for number, ending in job_files(names, "."):
             if ending in oldfolder.JOB_FILES:
                 endings.setdefault(number, set()).add(ending)
             elif ending == oldfolder.LOST and (lost := oldfolder.lost_node(number, self._old_json)):
-                jobs.lost[number] = lost
+                nodes[number] = lost
         for number, known in endings.items():
             events = oldfolder.job_events(number, known, self._old_json, self._old_text)
-            jobs.facts[number] = with_events(jobs.facts.get(number, JobFacts()), events)
+            found[number] = with_events(found.get(number, JobFacts()), events)
 
     def _old_json(self, name: str, shape: Any) -> JsonObject:
         found: JsonObject = self._job_file(name, partial(self._json, shape=shape))

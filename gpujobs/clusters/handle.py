@@ -135,7 +135,7 @@ class ClusterHandle:
 
     def wait_for_address(self) -> None:
         """Wait until the dask scheduler has an address, or the cluster has ended."""
-        while (report := self.status()).folder.address is None and not report.finished:
+        while (report := self.status()).folder.dask.address is None and not report.finished:
             time.sleep(WAIT_INTERVAL)
 
     def _wait_until_done(

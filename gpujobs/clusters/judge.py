@@ -95,7 +95,7 @@ def _without_jobs(
 ) -> tuple[ClusterState, str]:
     """Return the state of a cluster that no job of ``jobs`` is active for, and its reason."""
     if owner_lives:  # which may submit others
-        state = ClusterState.RUNNING if folder.address else ClusterState.STARTING
+        state = ClusterState.RUNNING if folder.dask.address else ClusterState.STARTING
         lost = tuple(job for job in jobs if job.number not in record.removed)
         return state, f"no jobs{_first_failure(lost)}"
     silent = folder.removed or folder.refused  # nothing there tells of the owner
@@ -186,7 +186,7 @@ def judge(
     knows better than the folder. ``owner_lives``: the process that owns it may submit jobs.
     ``gone_owner``: the process that owned it, if it is known to be gone.
     """
-    names = frozenset(folder.workers if connected is None else connected)
+    names = frozenset(folder.dask.connected if connected is None else connected)
     if record.finished:
         answers = _outcomes(record, folder)
     judged = _Judge(record, folder, answers, names, now, live=connected is not None)
@@ -231,7 +231,7 @@ def unlisted_since(
     """
     unlisted = dict(record.unlisted)
     for number, job in record.current_jobs(folder.claims).items():
-        if number in folder.exits or answers.get(job, NOT_LISTED) != NOT_LISTED:
+        if folder.job(number).left or answers.get(job, NOT_LISTED) != NOT_LISTED:
             unlisted.pop(str(number), None)
         elif job in answers:
             unlisted.setdefault(str(number), now)
@@ -280,6 +280,11 @@ class _Judge:
                 yield self._job(number, submission)
 
     @cached_property
+    def _seen(self) -> frozenset[str]:
+        """Names of all workers that were ever connected."""
+        return self.folder.dask.seen
+
+    @cached_property
     def _replaced(self) -> set[int]:
         """Numbers of jobs that the batch scheduler lost in a crash: their ids were given again."""
         last = {job: number for number, job in self._current.items()}
@@ -306,8 +311,8 @@ class _Judge:
             native=status.native,
             reason=self._reason(number, status),
             exit_code=status.exit_code,
-            node=status.node or self._node(number),
-            began=self.folder.began.get(number),
+            node=status.node or self.folder.job(number).node,
+            began=self.folder.job(number).began,
             has_run=self._has_run(number),
             expected_start=status.starts,
             head=self.folder.head == number,
@@ -335,11 +340,11 @@ class _Judge:
     ) -> JobStatus:
         """Return how a job is doing by all sources; its own exit record wins over old answers."""
         if number in self._replaced:
-            return lost_job_status(started=self.folder.has_started(number))
+            return lost_job_status(started=self.folder.job(number).started)
         if answer is None:
             answer = JobStatus(JobState.UNKNOWN)
         status = self._expire_unlisted(number, answer)
-        exit_record = self.folder.exits.get(number)
+        exit_record = self.folder.job(number).left
         if exit_record and self._decides(exit_record, status):
             status = _with_exit_record(status, exit_record)
         elif connected and not exit_record and self._outdated(number, answer.state):
@@ -351,7 +356,7 @@ class _Judge:
         self, number: int, status: JobStatus, workers: tuple[str, ...]
     ) -> JobStatus:
         """Slurm says COMPLETED of a job whose node could not start the script."""
-        ran = self._has_run(number) or not self.folder.seen.isdisjoint(workers)
+        ran = self._has_run(number) or not self._seen.isdisjoint(workers)
         if status.state is not JobState.COMPLETED or ran or self.folder.removed:
             return status
         return replace(status, state=JobState.FAILED, reason=NOT_LAUNCHED)
@@ -362,8 +367,10 @@ class _Judge:
         A Python owner gives up its jobs by itself.
         """
         lost = (JobState.RUNNING, JobState.UNKNOWN, JobState.COMPLETED)
-        spared = (*self.folder.exits, *self.record.removed, self.folder.head)
+        spared = (*self.record.removed, self.folder.head)
         if self.record.replaces == "owner" or number in spared or status.state not in lost:
+            return status
+        if self.folder.job(number).left:
             return status
         reason = self._loss(number, workers)
         if not reason:
@@ -376,18 +383,20 @@ class _Judge:
         folder, limit = self.folder, LOST_TIMEOUT
         if not workers or folder.head is None:
             return ""
-        if folder.seen.isdisjoint(workers):
+        if self._seen.isdisjoint(workers):
             reason, limit = "it has had no workers", limit + self.record.start_timeout
-            since = max(folder.began.get(job, math.inf) for job in (number, folder.head))
+            starts = (folder.job(job).began for job in (number, folder.head))
+            since = max(math.inf if began is None else began for began in starts)
         else:
             reason = "its workers have been gone"
-            since = max(folder.gone.get(name, math.inf) for name in workers)
+            since = max(folder.dask.gone.get(name, math.inf) for name in workers)
         if folder.end_time(self.now) - since <= limit:
             return ""
         return f"{reason} for more than {limit / 60:.0f} min"
 
     def _has_run(self, number: int) -> bool:
-        return self.folder.has_started(number) or number in self.folder.exits
+        job = self.folder.job(number)
+        return job.started or job.left is not None
 
     def _decides(self, left: ExitRecord, status: JobStatus) -> bool:
         """Return whether a job's exit record is its end: one that was requeued starts again."""
@@ -414,17 +423,17 @@ class _Judge:
         since = self.record.unlisted.get(str(number))
         if status != NOT_LISTED or since is None:
             return status
-        since = max(since, self.folder.alive.get(number, since))  # an answer may be wrong for long
+        since = max(since, self.folder.job(number).alive)  # an answer may be wrong for long
         if self.folder.ended is not None:  # it may have been unlisted for long before this query
             since = min(since, self.folder.ended.time)
-        started = self.folder.has_started(number)
+        started = self.folder.job(number).started
         if self.now - since <= (UNLISTED_TIMEOUT if started else NEVER_STARTED_TIMEOUT):
             return status
         return lost_job_status(started=started)
 
     def _reason(self, number: int, status: JobStatus) -> str:
         if status.state is not JobState.PENDING:
-            return self.folder.reasons.get(number) or status.reason
+            return self.folder.job(number).reason or status.reason
         if not status.requeued:
             return status.reason
         return f"requeued: {status.reason}" if status.reason else "requeued"
@@ -435,17 +444,13 @@ class _Judge:
         requested = number in self.record.removed
         if ended is not None and ended.kind is EndKind.CANCELLED:
             requested = True
-        ended_before_start = ended is not None and not self.folder.has_started(number)
+        ended_before_start = ended is not None and not self.folder.job(number).started
         failed = requested and status.state is JobState.FAILED
         gone = status == NOT_LISTED and (requested or ended_before_start)
         return replace(status, state=JobState.CANCELLED) if failed or gone else status
 
-    def _node(self, number: int) -> str:
-        exit_record = self.folder.exits.get(number)
-        return exit_record.host if exit_record else self.folder.nodes.get(number, "")
-
     def _gpus(self, worker: str) -> Iterator[WorkerGpu]:
-        row = self.folder.workers.get(worker, {})
+        row = self.folder.dask.connected.get(worker, {})
         binding = row.get("binding") or {}
         for gpu in all_gpus(row.get("gpu")):
             node, uuid, model = gpu.get("node", ""), str(gpu["uuid"]), gpu.get("model")
@@ -472,13 +477,13 @@ class _Judge:
             return JobPhase.WAITING
         if workers and self._served(workers, connected):
             return JobPhase.AWAY
-        if runs or connected or self.folder.has_started(number):
+        if runs or connected or self.folder.job(number).started:
             return JobPhase.STARTING
         return JobPhase.WAITING
 
     def _served(self, workers: tuple[str, ...], connected: tuple[str, ...]) -> bool:
         """Return whether all workers of a job have been connected, or are."""
-        return self.folder.seen.issuperset(set(workers).difference(connected))
+        return self._seen.issuperset(set(workers).difference(connected))
 
     def _ended_in_vain(
         self, number: int, status: JobStatus, workers: tuple[str, ...], connected: tuple[str, ...]

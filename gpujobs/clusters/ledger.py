@@ -26,6 +26,7 @@ from ..injob.names import HEAD, RECORD, job_file, job_worker_names
 from ..schedulers import JobId
 from .clusterfolder import (
     OF_STATE,
+    PresentFolders,
     best_effort,
     check_folder,
     disk_errors,
@@ -37,6 +38,7 @@ from .clusterfolder import (
     write_atomically,
     write_new,
 )
+from .lastword import LastWord
 from .targets import MOST_WORKERS, Count, Target, Targets, append_targets, read_targets
 
 if TYPE_CHECKING:
@@ -165,6 +167,8 @@ class ClusterRecord:
     """Of a finished cluster: the state of each job by number. The batch scheduler forgets it."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Of a finished cluster: the reason of each job that has one."""
+    last: Optional[LastWord] = None
+    """Of a finished cluster whose folder says nothing new any more."""
     notes: tuple[str, ...] = ()
     contact: Optional[str] = None
     """The site's contact, who can explain a refused job."""
@@ -339,6 +343,8 @@ def _contradiction(record: ClusterRecord) -> str:
     shown = (record.site, record.contact or "", *(group.queue for group in record.groups))
     if any(len(text.splitlines()) > 1 for text in shown):  # the others would look like messages
         return "a name has several lines"
+    if record.last and record.last.problem:
+        return record.last.problem
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""
@@ -526,25 +532,40 @@ class Ledger:
         return record
 
     def finish(
-        self, record: ClusterRecord, outcomes: dict[str, str], reasons: dict[str, str]
+        self,
+        record: ClusterRecord,
+        outcomes: dict[str, str],
+        reasons: dict[str, str],
+        last: LastWord | None = None,
     ) -> None:
-        """Note how all jobs of ``record`` have ended, unless others are or were submitted since."""
+        """Note how all jobs of ``record`` have ended, unless others are or were submitted since.
+
+        ``last``: of its folder, if that says nothing new any more.
+        """
         with self._locked(record.id):
             now = self.get(record.id)
             if now.intent is None and now.submissions == record.submissions:
-                self._save(replace(now, finished=True, outcomes=outcomes, reasons=reasons))
+                ended = replace(now, finished=True, outcomes=outcomes, reasons=reasons, last=last)
+                self._save(ended)
 
     def remove(self, cluster_id: str) -> None:
         """Delete the record of a cluster."""
         for suffix in (".json", _TARGETS, ".lock", ".busy"):
             self._path(cluster_id).with_suffix(suffix).unlink(missing_ok=True)
 
-    def forget_removed(self) -> None:
-        """Delete the records of clusters that have ended and whose users removed their folders."""
+    def without_removed(self) -> list[ClusterRecord]:
+        """Return all records, oldest first; delete those of clusters that are of no use any more.
+
+        They have ended, and their users have removed their folders.
+        """
+        kept, present = [], PresentFolders()
         for record in self.all():
-            if record.finished and is_removed(record.path):
+            if record.finished and record.path not in present and is_removed(record.path):
                 with best_effort(), disk_errors(self.folder):
                     self.remove(record.id)
+                    continue
+            kept.append(record)
+        return kept
 
     def exclusive(self, cluster_id: str) -> contextlib.AbstractContextManager[None]:
         """Lock the size of a cluster: while it is held, no other process scales it."""

@@ -19,9 +19,11 @@ from ..injob.log import error_in
 from ..schedulers import NOT_LISTED, JobId, JobState, JobStatus, Scheduler, get_scheduler
 from . import badnodes
 from . import clusterfolder as folders
-from .clusterfolder import best_effort, write_atomically
+from .cleanup import used_space
+from .clusterfolder import PresentFolders, best_effort, write_atomically
 from .folderstate import FolderReader, FolderState
 from .judge import judge, unlisted_since
+from .lastword import last_word
 from .ledger import ClusterRecord, Ledger
 from .owner import gone_owner, has_lease
 from .report import ClusterReport, JobReport
@@ -81,6 +83,8 @@ class ClusterMonitor:
         """
         self._unlisted: dict[str, dict[str, float]] = {}
         """Of the records that could not be written, by cluster."""
+        self._present = PresentFolders()
+        """At this look."""
         self._last_query = -math.inf
         self._next_query = 0.0
         self._interval = 0.0
@@ -92,13 +96,13 @@ class ClusterMonitor:
 
     def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
         """Return a report on every cluster; ``connected``: of a monitor of one, see `judge`."""
+        self._present = PresentFolders()
         self.records = [self._current(record) for record in self.records]
         states = {record.id: self._read(record) for record in self.records}
         if self.system.monotonic() >= self._next_query:
             self._query(states)
         reports = [self._report(record, states[record.id], connected) for record in self.records]
-        now = self.system.time()
-        return [badnodes.note(report, self.ledger, now) for report in reports]
+        return badnodes.note(reports, self.ledger, self.system.time())
 
     def report(self, connected: Iterable[str] | None = None) -> ClusterReport:
         """Return the report on the only cluster; see `judge` for ``connected``."""
@@ -118,14 +122,19 @@ class ClusterMonitor:
         """Wait until all jobs of a cluster that has ended are gone; return the last report."""
         deadline = self.system.monotonic() + timeout
         while (report := self.report()).active and self.system.monotonic() < deadline:
-            running = {job.number for job in report.jobs if job.state is JobState.RUNNING}
-            if running <= report.folder.exits.keys():
+            running = (job.number for job in report.jobs if job.state is JobState.RUNNING)
+            if report.folder.have_left(running):
                 self.query_soon()
             self.system.sleep(0.5)
         return report
 
     def _current(self, record: ClusterRecord) -> ClusterRecord:
-        """Return the record as it is now: another process may have scaled the cluster."""
+        """Return the record as it is now: another process may have scaled the cluster.
+
+        At the first look, one that has had its last word was just read.
+        """
+        if record.last and self._last_query == -math.inf:
+            return record
         try:
             found = self.ledger.get(record.id)
         except GpujobsError:  # removed, or damaged meanwhile
@@ -133,10 +142,15 @@ class ClusterMonitor:
         return replace(found, unlisted=self._unlisted.get(record.id, found.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
-        """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
+        """Read a cluster's folder; jobs that have started since an answer do not wait any more.
+
+        That of a cluster that has had its last word is in the record, unless it was removed.
+        """
+        if record.finished and record.last and record.path in self._present:
+            return record.last.state()
         state = self._readers[record.id].read()
         for number, job in record.current_jobs(state.claims).items():
-            began = state.began.get(number)
+            began = state.job(number).began
             if job in self._began and began not in (None, self._began[job]):
                 self._answers[job] = JobStatus(JobState.RUNNING)
         return state
@@ -173,7 +187,7 @@ class ClusterMonitor:
         self._settled.update(job.job for job in report.jobs)
         self._settled.difference_update(job.job for job in report.jobs if job.in_queue)
         gone = report.jobs and not any(job.in_queue for job in report.jobs)
-        if gone and report.finished and not record.finished:
+        if gone and report.finished and not (record.finished and record.last):
             self._remember_outcomes(report)
         return report
 
@@ -181,12 +195,15 @@ class ClusterMonitor:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
         reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
         record, folder = report.record, report.folder
-        have_exited = folder.exits.keys() >= folder.nodes.keys()
+        last = None
         with best_effort():
-            self.ledger.finish(record, outcomes, reasons)
             # A job folder stays as it was rendered.
-            if folder.ended is not None and have_exited and not record.planned:
+            if folder.ended is not None and folder.started_jobs_have_left and not record.planned:
                 folders.remove_packages(record.path)
+                last = last_word(folder, *used_space(record.path))
+        with best_effort():
+            if last or not record.finished:
+                self.ledger.finish(record, outcomes, reasons, last)
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:
@@ -245,8 +262,8 @@ class ClusterMonitor:
             if not failed and self._is_old(state, number, before.get(job)):
                 self._answers[job] = JobStatus(JobState.RUNNING)
             else:
-                self._began[job] = state.began.get(number)
-                requeued = state.has_started(number)
+                self._began[job] = state.job(number).began
+                requeued = state.job(number).started
                 self._answers[job] = replace(answer, requeued=requeued)
 
     def _is_old(self, state: FolderState, number: int, before: JobStatus | None) -> bool:
@@ -258,7 +275,7 @@ class ClusterMonitor:
         waited = before is not None and before.state is JobState.PENDING and not before.requeued
         if before is not None and before.native and not waited:
             return False
-        left, began = state.exits.get(number), state.began.get(number)
+        left, began = state.job(number).left, state.job(number).began
         if began is None or (left is not None and left.exit_code):
             return False
         return self.system.time() - began < OLDEST_ANSWER
@@ -284,11 +301,13 @@ def _has_lost_workers(record: ClusterRecord, state: FolderState, number: int) ->
 
     So it is when its node has failed. An answer that it waits is then newer than its start.
     """
-    if number not in state.began or number in state.exits or state.ended is not None:
+    job = state.job(number)
+    began = job.began
+    if began is None or job.left or state.ended is not None:
         return False
     sent = next((one for one in record.submissions if number in one.numbers), None)
     workers = record.worker_names(number, sent.group) if sent else ()
-    left = (state.gone.get(name, -math.inf) >= state.began[number] for name in workers)
+    left = (state.dask.gone.get(name, -math.inf) >= began for name in workers)
     return bool(workers) and all(left)
 
 
@@ -325,7 +344,7 @@ def still_queued(
             if queued - {JobState.UNKNOWN}:
                 found[record.id] = "its jobs are in the queue"
                 ledger.update(record.id, finished=False, outcomes={}, reasons={}, unlisted={})
-            elif queued and not states[record.id].exits.keys() >= record.jobs.keys():
+            elif queued and not states[record.id].have_left(record.jobs):
                 found[record.id] = "it is not known whether its jobs have ended"
     return found
 

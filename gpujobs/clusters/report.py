@@ -15,6 +15,7 @@ from ..injob.names import RUN
 from ..injob.transport import Choice
 from ..schedulers import JobId, JobState
 from ..text import StrEnum, measured_size_text
+from .findings import notes
 from .folderstate import FolderState
 from .ledger import ClusterRecord
 
@@ -241,7 +242,7 @@ class ClusterReport:
     @property
     def ends_at(self) -> float | None:
         """When the cluster ends if it stays without work (epoch seconds); None if it has work."""
-        return None if self.finished else self.folder.ends_at
+        return None if self.finished else self.folder.dask.ends_at
 
     @property
     def target(self) -> int:
@@ -262,7 +263,7 @@ class ClusterReport:
     @property
     def notes(self) -> list[str]:
         """Remarks for the user: of the plan, about the transport, and about groups that failed."""
-        return [*self.record.notes, *self.folder.notes, *self.bad_nodes, *self.errors]
+        return [*self.record.notes, *notes(self.folder), *self.bad_nodes, *self.errors]
 
     @property
     def errors(self) -> list[str]:
@@ -362,7 +363,7 @@ def cluster_json(
         "reason": report.reason,
         "exit_code": report.exit_code,
         "workers": _workers_json(report),
-        "address": folder.address,
+        "address": folder.dask.address,
         "encrypted": encrypted,
         "transport": transport_json(folder.transport),
         "folder": record.folder,
@@ -379,7 +380,7 @@ def cluster_json(
 
 def _workers_json(report: ClusterReport) -> dict[str, Json]:
     """Return the workers of a cluster; those of jobs that leave do not count as connected."""
-    connected = set(report.folder.workers) if report.connected else set()
+    connected = set(report.folder.dask.connected) if report.connected else set()
     for job in report.jobs:
         if job.phase is JobPhase.LEAVING:
             connected.difference_update(job.workers)
@@ -503,7 +504,7 @@ def gpu_models(gpus: Iterable[WorkerGpu]) -> str:
 
 
 def _memory(report: ClusterReport, jobs: Iterable[JobReport]) -> str:
-    workers = report.folder.workers
+    workers = report.folder.dask.connected
     limits = [
         workers[name].get("memory", 0) for job in jobs for name in job.connected if name in workers
     ]

@@ -245,7 +245,7 @@ def cancel(
 
     def have_exited() -> bool:
         """Return whether all jobs have exited, as they found `ended`: none is left to cancel."""
-        return reader.read().exits.keys() >= current.keys()
+        return reader.read().have_left(current)
 
     client = client_of(record, timeout=timeout, stopping=have_exited, system=system)
     if client.scheduler.slow_cancel:
@@ -273,7 +273,7 @@ def cancel_held(report: ClusterReport) -> None:
 def _wait_for_exits(reader: FolderReader, seconds: float, system: System) -> None:
     """Wait until all jobs that have started have exited, ``seconds`` at most."""
     deadline = system.monotonic() + seconds
-    while not (state := reader.read()).exits.keys() >= state.nodes.keys():
+    while not reader.read().started_jobs_have_left:
         if system.monotonic() > deadline:
             return
         system.sleep(0.2)

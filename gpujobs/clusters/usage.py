@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from ..injob.configuration import WALLTIME
 from ..injob.names import is_slice
+from . import findings
 from .history import (
     Connection,
     Energy,
@@ -359,8 +360,7 @@ def make_usage(
     """Return where the time of a cluster and its GPUs went."""
     jobs = [_job_usage(cluster, job, history, now) for job in cluster.jobs]
     problems = sorted({f"GPUs were not sampled: {text}" for text in history.problems.values()})
-    problems += [*cluster.folder.damaged, *cluster.folder.lost, *cluster.folder.lost_tasks]
-    problems += cluster.bad_nodes
+    problems += [*findings.problems(cluster.folder), *cluster.bad_nodes]
     if targets.problem:
         problems.append(targets.problem)
     replaced = tuple(_with_replacements(cluster, jobs))

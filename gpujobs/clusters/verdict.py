@@ -35,12 +35,12 @@ from .report import ClusterReport
 _PACKED = (
     "__init__.py", "errors.py", "text.py", "schedulers/*.py", "batch/__init__.py",
     "batch/client.py", "batch/process.py", "batch/receive.py", "clusters/__init__.py",
-    "clusters/clusterfolder.py", "clusters/folderstate.py", "clusters/oldfolder.py",
-    "clusters/judge.py", "clusters/ledger.py", "clusters/report.py", "clusters/targets.py",
-    "clusters/verdict.py", "injob/__init__.py", "injob/archive.py", "injob/certificate.py",
-    "injob/children.py", "injob/events.py", "injob/folder.py", "injob/gpus.py",
-    "injob/jobevents.py", "injob/log.py", "injob/memory.py", "injob/names.py",
-    "injob/network.py", "injob/reason.py", "injob/transport.py", "version.py",
+    "clusters/clusterfolder.py", "clusters/findings.py", "clusters/folderstate.py",
+    "clusters/judge.py", "clusters/lastword.py", "clusters/ledger.py", "clusters/oldfolder.py",
+    "clusters/report.py", "clusters/targets.py", "clusters/verdict.py", "injob/__init__.py",
+    "injob/archive.py", "injob/certificate.py", "injob/children.py", "injob/events.py",
+    "injob/folder.py", "injob/gpus.py", "injob/jobevents.py", "injob/log.py", "injob/memory.py",
+    "injob/names.py", "injob/network.py", "injob/reason.py", "injob/transport.py", "version.py",
 )  # fmt: skip
 _MAIN = """\
 import sys

@@ -196,7 +196,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
     async def start(self) -> None:
         """Wait for the dask scheduler's address. JobFailedError: its job ended or took too long."""
         state = await self._wait_for_address(await self.pool.submit_head())
-        self.address = state.address
+        self.address = state.dask.address
         if self.security is not None:  # the job may have chosen ucxx
             self.security.require_encryption = state.encrypted
         self.status = Status.running
@@ -206,7 +206,7 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
         while True:
             ended = await pool.refresh(frozenset(), lock)
             state = pool.folder_state
-            if state.address is not None and state.ended is None:
+            if state.dask.address is not None and state.ended is None:
                 return state
             if ended or state.ended is not None:
                 raise JobFailedError(self._why_ended(job, state))

@@ -510,7 +510,7 @@ class JobPool:
 
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""
-        if message := shared_gpu_message(report.folder.workers):
+        if message := shared_gpu_message(report.folder.dask.connected):
             hint = "two jobs were given the same GPU: contact the support of the site"
             self.conflict = JobFailedError(message, hint=hint)
         if self.ended and not self._closing.is_set() and self.halt is None:

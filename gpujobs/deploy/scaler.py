@@ -423,7 +423,7 @@ class Scaler:
 
     def _note_setups(self) -> None:
         """Show each line of `setup` that failed in a job, once."""
-        found = set(self.pool.folder_state.setups.values())
+        found = self.pool.folder_state.failed_setups
         for text in sorted(found - self._setups):
             self.dask.log(f"setup: {text}")
         self._setups |= found

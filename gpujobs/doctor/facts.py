@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..clusters import findings
 from ..clusters.report import ClusterReport, numa_text
 from ..injob.gpus import binding_messages
 from ..injob.transport import Choice, Measured, choose
@@ -83,18 +84,18 @@ def _check_transport(facts: JobFacts, report: ClusterReport) -> Check:
     folder, measured = report.folder, measured_rates(facts, report)
     parts, reason = [rate_text(facts)], folder.transport.reason
     if len(measured) > 1:
-        chosen, faster = choose(list(measured), measured, len(folder.workers))
+        chosen, faster = choose(list(measured), measured, len(folder.dask.connected))
         parts.append(Choice(chosen, measured=measured).text())
         if facts["bandwidth"] and facts["bandwidth"]["gpu_memory"]:
             reason = reason or faster
-    if not reason and not folder.unused_networks:
+    if not reason and not findings.unused_networks(folder):
         return passed("transport", "; ".join(parts))
     remedy = (
         "list ucxx in `network.protocols` of the site file, if its traffic may be sent unencrypted"
     )
     if reason:  # it is listed
         remedy = "if ucxx is missing: pip install 'gpujobs[cuda12]' (or [cuda13]) for the jobs"
-    notes = dict.fromkeys(filter(None, (reason, *folder.notes)))
+    notes = dict.fromkeys(filter(None, (reason, *findings.notes(folder))))
     return warning("transport", "; ".join([*parts, *notes]), remedy)
 
 
@@ -150,7 +151,7 @@ def _check_gpus(report: ClusterReport) -> Check:
 
 
 def _check_cpus(report: ClusterReport) -> Check:
-    workers = report.folder.workers
+    workers = report.folder.dask.connected
     result = "; ".join(
         f"{name}: {binding['cpus']} (NUMA node {numa_text(binding)})"
         for name, worker in sorted(workers.items())

@@ -342,7 +342,7 @@ def test_another_certificate_is_refused(local: Cli) -> None:
         "from gpujobs.clusters.connect import security_of\n"
         "from distributed import Client\n"
         "one, two = (Ledger().get(name) for name in sys.argv[1:])\n"
-        f"try: Client(read_state(one.path).address, security=security_of(two, read_state(two.path)), timeout={patience(5)})\n"
+        f"try: Client(read_state(one.path).dask.address, security=security_of(two, read_state(two.path)), timeout={patience(5)})\n"
         "except Exception as error: print('refused:', type(error).__name__)"
     )
     assert "refused" in local.python_run(code, *clusters).stdout

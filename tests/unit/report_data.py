@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.history import Connection, History, connections, gpu_samples
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
@@ -17,6 +16,8 @@ from gpujobs.clusters.usage import UsageReport, make_usage
 from gpujobs.injob.folder import Ended, EndKind
 from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.schedulers import JobId, JobState, JobStatus
+
+from ..support.folderstate import folder_state, job_trace
 
 START = 1_800_000_000.0
 HOUR = 3600.0
@@ -122,11 +123,14 @@ def usage(
     past: History | None = None, record: ClusterRecord = RECORD, ended: Ended = CLOSED
 ) -> UsageReport:
     """Return the report three hours after the submission."""
-    folder = FolderState(
+    folder = folder_state(
         ended=ended,
         seen=frozenset((*WORKERS, *GROUPED_WORKERS, PREP)),
-        exits={0: ExitRecord(0, "node1"), 1: ExitRecord(1, "node2"), 2: ExitRecord(0, "node3")},
-        reasons={1: REASON},
+        jobs={
+            0: job_trace(left=ExitRecord(0, "node1")),
+            1: job_trace(left=ExitRecord(1, "node2"), reason=REASON),
+            2: job_trace(left=ExitRecord(0, "node3")),
+        },
     )
     done = JobStatus(JobState.COMPLETED)
     answers = {JobId(*job): done for job in (("7", 0), ("8",), ("9",))}

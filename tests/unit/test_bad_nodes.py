@@ -12,7 +12,6 @@ from gpujobs.batch.process import System
 from gpujobs.cli.usage_text import nodes_text, ticket
 from gpujobs.clusters import badnodes
 from gpujobs.clusters.badnodes import BAD, NodeFailure, bad_nodes, failures, note, read
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.history import GpuSamples, History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger
@@ -29,6 +28,7 @@ from gpujobs.schedulers import JobId, JobState, JobStatus
 from gpujobs.schedulers.slurm_inventory import SlurmInventory
 
 from ..support.each import each
+from ..support.folderstate import folder_state, job_trace
 from .report_data import RECORD, START, WORKERS
 from .support import SLURM, made_plan
 
@@ -40,17 +40,26 @@ NO_DRIVER = (
 
 
 def failed_job(
-    reason: str, *, seen: int = 0, exit_code: int = 1, says: JobState | None = None, **state: object
+    reason: str,
+    *,
+    seen: int = 0,
+    exit_code: int = 1,
+    says: JobState | None = None,
+    began: float | None = START,
+    ended: Ended | None = None,
 ) -> ClusterReport:
     """Return a cluster whose job 1 has ended on node2 a minute after its start; ``says``: as the batch scheduler says."""
-    folder = FolderState(
-        seen=frozenset(WORKERS[:seen]), exits={1: ExitRecord(exit_code, "node2")}, reasons={1: reason},
-        nodes={1: "node2"}, began={1: START},
-    )  # fmt: skip
+    folder = folder_state(
+        gone=dict.fromkeys(WORKERS[:seen], START + 60),
+        ended=ended,
+        jobs={
+            1: job_trace("node2", began=began, left=ExitRecord(exit_code, "node2"), reason=reason)
+        },
+    )
     answers = {JobId("7", 0): JobStatus(JobState.RUNNING, node="node1")}
     if says:
         answers[JobId("7", 1)] = JobStatus(says, node="node2", exit_code=exit_code)
-    return judge(RECORD, replace(folder, **state), answers, now=START + 60)  # type: ignore[arg-type]
+    return judge(RECORD, folder, answers, now=START + 60)
 
 
 @each(
@@ -75,7 +84,7 @@ def failed_job(
         (failed_job("", seen=2, exit_code=143, says=JobState.PREEMPTED), None),
         (failed_job(LOST_GPU, says=JobState.CANCELLED), True),
         (failed_job("killed", seen=4), False),  # its workers had connected
-        (failed_job("killed", seen=4, began={1: START - 600}), None),
+        (failed_job("killed", seen=4, began=START - 600), None),
         (failed_job("killed", seen=4, ended=Ended(EndKind.FAILED, 1, "x", 1, START + 50)), None),
         (failed_job("x", seen=4, exit_code=0), None),
     ],
@@ -151,14 +160,14 @@ def test_a_failure_in_the_future(tmp_path: Path) -> None:
     assert list(bad_nodes(found, "here", now)) == ["near"]
     path = tmp_path / badnodes.FILE
     path.write_text("".join(f"{json.dumps(asdict(one))}\n" for one in found))
-    note(report, Ledger(tmp_path), now)
+    note([report], Ledger(tmp_path), now)
     assert [one.node for one in read(Ledger(tmp_path))] == ["near", "node2"]
 
 
 def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     ledger, report = Ledger(tmp_path), failed_job(LOST_GPU)
     for _ in range(2):
-        (text,) = note(report, ledger, START + 60).bad_nodes
+        (text,) = note([report], ledger, START + 60)[0].bad_nodes
     assert text == f"node node2 is bad for six hours: {LOST_GPU}"
     (one,) = read(ledger)
     assert (one.node, one.job, one.time) == ("node2", "7_1", START + 60)
@@ -167,11 +176,12 @@ def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     assert ledger.all() == []  # it is no record
     later = START + 2 * 86400
     assert (
-        note(replace(report, record=replace(RECORD, finished=True)), ledger, later).bad_nodes == ()
+        note([replace(report, record=replace(RECORD, finished=True))], ledger, later)[0].bad_nodes
+        == ()
     )
     (tmp_path / badnodes.FILE).write_text("half a li")
     assert read(ledger) == []
-    assert note(failed_job("fine", exit_code=0, seen=4), ledger, START).bad_nodes == ()
+    assert note([failed_job("fine", exit_code=0, seen=4)], ledger, START)[0].bad_nodes == ()
 
 
 def test_the_text_for_the_operator() -> None:
@@ -187,7 +197,7 @@ def test_the_text_for_the_operator() -> None:
         "  GPU      GPU-1"
     )
     assert "no job has failed on a node" in ticket([], usage)
-    (launched,) = failures(failed_job("launch failed requeued held", began={}), START + 60)
+    (launched,) = failures(failed_job("launch failed requeued held", began=None), START + 60)
     assert "\n  started  it did not begin\n" in ticket([launched], usage)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.status import status_text
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.report import cluster_json
 from gpujobs.doctor.checks import CheckState
@@ -24,6 +23,7 @@ from gpujobs.schedulers import JobId, JobState, JobStatus
 
 from ..support.cli import NVML, ROOT
 from ..support.each import each
+from ..support.folderstate import folder_state
 from .report_data import RECORD
 
 FAR = "no CPU of the job is near the GPU"
@@ -177,7 +177,7 @@ def test_warnings() -> None:
 def test_status_and_doctor_show_the_cpus() -> None:
     long: Binding = {**NEAR, "cpus": "0,2,4,6,8,10,12,14,16"}
     workers = {"svd-0000-0-0": worker("n1", long), "svd-0000-0-1": worker("n1", FAR_AWAY)}
-    state = FolderState(workers=workers, seen=frozenset(workers))
+    state = folder_state(workers=workers, seen=frozenset(workers))
     running = {JobId("7", 0): JobStatus(JobState.RUNNING)}
     report = judge(RECORD, state, running, now=RECORD.created + 10)
     table = status_text(report).partition("WORKER ")[2].splitlines()
@@ -191,7 +191,7 @@ def test_status_and_doctor_show_the_cpus() -> None:
     assert check.state is CheckState.WARNING and "enforce-binding" in check.remedy
     assert check.result.startswith(FAR)
     assert "svd-0000-0-1: 0-7 (NUMA node 0, GPU 1)" in check.result
-    near = replace(report, folder=replace(state, workers={"a": worker("n1", NEAR)}))
+    near = replace(report, folder=folder_state(workers={"a": worker("n1", NEAR)}))
     assert (_check_cpus(near).state, _check_cpus(near).result) == (
         CheckState.OK,
         "a: 0-7 (NUMA node 0)",

@@ -28,6 +28,7 @@ from gpujobs.config.spec import load_spec
 from gpujobs.injob.folder import Ended, EndKind, RegisteredWorker
 
 from ..support.cli import ROOT, run_gpujobs, text_of
+from ..support.folderstate import folder_state
 from .report_data import RECORD, WORKERS
 
 
@@ -423,7 +424,7 @@ def test_progress_comes_before_the_output(
 ) -> None:
     record = replace(RECORD, folder=str(tmp_path / "svd-0000"), run=("python", "p.py"))
     workers = {name: RegisteredWorker(address=name, threads=1) for name in WORKERS[:4]}
-    running = judge(record, FolderState(workers=workers), {}, now=1.0)
+    running = judge(record, folder_state(workers=workers), {}, now=1.0)
     done = judge(record, FolderState(ended=Ended(EndKind.DONE, 0)), {}, now=1.0)
     (record.path / "logs").mkdir(parents=True)
     record.path.chmod(0o700)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.doctor import jobcheck
 from gpujobs.doctor.checks import CheckState
@@ -20,6 +19,7 @@ from gpujobs.doctor.trial import read_facts
 from gpujobs.injob.folder import Gpu, RegisteredWorker
 from gpujobs.injob.transport import Choice
 
+from ..support.folderstate import folder_state
 from .report_data import RECORD
 
 NVLINK: Gpu = {"node": "n1", "uuid": "GPU-1", "model": "A100", "memory": 1, "fast": ["NVLink"]}
@@ -70,7 +70,7 @@ def test_the_remedy_for_ucxx_depends_on_the_site(
     transport: Choice, workers: dict[str, RegisteredWorker], remedy: str
 ) -> None:
     facts = JobFacts(address="tls://n1:1", bandwidth=None)  # type: ignore[typeddict-item]
-    report = judge(RECORD, FolderState(transport=transport, workers=workers), {}, now=1.0)
+    report = judge(RECORD, folder_state(transport=transport, workers=workers), {}, now=1.0)
     assert _check_transport(facts, report).remedy.startswith(remedy)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpujobs.cli.usage_text import usage_json, usage_text
+from gpujobs.clusters.findings import notes
 from gpujobs.clusters.folderstate import FolderReader
 from gpujobs.clusters.history import read_history
 from gpujobs.injob.configuration import WALLTIME
@@ -38,7 +39,7 @@ def test_tasks_that_were_cut_off_are_named(tmp_path: Path) -> None:
     first = {"event": "left", "at": 1.0, "worker": "a", "lost": {"fit\x1b[1m": 61.7}}
     second = {**first, "at": 2.0, "worker": "b", "lost": {"fit\x1b[1m": 3.0}}
     write_events(folder, {"event": "opened"}, first, second, first)  # a line may come twice
-    (note,) = FolderReader(folder).read().notes
+    (note,) = notes(FolderReader(folder).read())
     assert note == (
         "2 tasks fit[1m started again: the job ended when it had run for 62 s; "
         "`task_time` says how long a task takes"

@@ -184,11 +184,11 @@ def test_the_last_attempt_is_the_one_that_counts(tmp_path: Path) -> None:
     assert attempts_in(names) == [1, 2, 10]
     write_events(tmp_path, OPENED, connected("a"))
     reader = FolderReader(tmp_path)
-    assert reader.read().address == "tls://n1:1"
+    assert reader.read().dask.address == "tls://n1:1"
     (tmp_path / "head-2").mkdir()
     (tmp_path / "head-2" / "owner").write_text('{"job": 3}')
     found = reader.read()
-    assert (found.head, found.address, found.seen) == (3, None, frozenset())
+    assert (found.head, found.dask.address, found.dask.seen) == (3, None, frozenset())
 
 
 def test_the_history_is_of_all_attempts(tmp_path: Path) -> None:
@@ -250,9 +250,14 @@ def test_a_running_job_costs_a_reader_nothing(running: Path) -> None:
     always = ["head-1/owner", "jobs/1.claim", "jobs/1.jsonl", "workers-1.jsonl"]
     assert opened_by(FolderReader(running).read, running) == always
     found = FolderReader(running).read()
-    assert found.nodes == {0: "n2", 1: "n2"} and found.began == {0: 5.0, 1: 5.0}
+    assert {number: (job.node, job.began) for number, job in found.jobs.items()} == {
+        0: ("n2", 5.0),
+        1: ("n2", 5.0),
+    }
     assert found.claims == {0: JobId("7", 0), 1: JobId("7", 1)}
-    assert found.alive[0] == found.alive[1] == (running / "head-1/heartbeat").stat().st_mtime
+    assert (
+        found.jobs[0].alive == found.jobs[1].alive == (running / "head-1/heartbeat").stat().st_mtime
+    )
 
 
 def test_a_running_job_tells_its_setup_and_its_lost_nodes(running: Path) -> None:
@@ -262,7 +267,8 @@ def test_a_running_job_tells_its_setup_and_its_lost_nodes(running: Path) -> None
         line = {"event": "node lost", "run": run, "number": number, "reason": f"lost {number}"}
         (running / f"jobs/0-n{number}.jsonl").write_text(f"\n{json.dumps(line)}\n")
     found = FolderReader(running).read()
-    assert found.setups == {0: "false failed"} and found.lost == ("lost 3",)
+    assert {n: job.setup for n, job in found.jobs.items() if job.setup} == {0: "false failed"}
+    assert [node.reason for node in found.lost_nodes.values()] == ["lost 3"]
 
 
 @pytest.mark.parametrize("how", ["silent", "ended", "gone"])

@@ -20,6 +20,7 @@ from gpujobs.errors import JobFailedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.text import alike, note_text
 
+from ..support.folderstate import folder_state, job_trace
 from .report_data import RECORD
 from .support import SLURM
 from .test_cli import submitted
@@ -109,7 +110,9 @@ def test_doctor_says_that_the_batch_scheduler_has_none_of_the_queues(
     assert "queues" not in {check.name for check in check_host(load_site("./s.yaml"))}
 
 
-STATE = FolderState(head=0, nodes={0: "gpu01"}, address="tls://10.0.0.1:8786", dashboard=8787)
+STATE = folder_state(
+    head=0, jobs={0: job_trace("gpu01")}, address="tls://10.0.0.1:8786", dashboard=8787
+)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ STATE = FolderState(head=0, nodes={0: "gpu01"}, address="tls://10.0.0.1:8786", d
         ("on", STATE, "http://10.0.0.1:8787/status"),
         ("on", replace(STATE, head=None), "http://127.0.0.1:8787/status"),
         ("off", STATE, None),
-        ("local", replace(STATE, dashboard=None), None),
+        ("local", replace(STATE, dask=replace(STATE.dask, dashboard=None)), None),
     ],
 )
 def test_the_link_of_a_client_leads_to_the_dashboard(

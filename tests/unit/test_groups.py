@@ -11,7 +11,6 @@ import pytest
 from distributed.core import Status
 
 from gpujobs.cli.plan_text import plan_json, plan_text
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.logs import choose
@@ -27,6 +26,7 @@ from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
 from ..support.each import each
+from ..support.folderstate import folder_state
 from .support import SLURM, error_of, made_plan, make_spec
 
 TWO_QUEUES = (
@@ -197,7 +197,7 @@ RECORD = ClusterRecord(
 
 
 def test_the_report_counts_by_group() -> None:
-    folder = FolderState(workers={"svd-0000-gpu-0": WORKER, "svd-0000-prep-2": WORKER}, head=0)
+    folder = folder_state(workers={"svd-0000-gpu-0": WORKER, "svd-0000-prep-2": WORKER}, head=0)
     answers = {
         JobId("7", 0): JobStatus(JobState.RUNNING), JobId("7", 1): JobStatus(JobState.PENDING, reason="Resources"),
         JobId("8"): JobStatus(JobState.RUNNING),
@@ -217,7 +217,7 @@ def test_the_report_counts_by_group() -> None:
 def test_more_workers_of_one_group_do_not_replace_another() -> None:
     record = replace(RECORD, groups=RECORD.with_target("gpu", 1))
     workers = {f"svd-0000-gpu-{n}": WORKER for n in range(2)}
-    found = judge(record, FolderState(workers=workers, head=0), {}, now=2.0)
+    found = judge(record, folder_state(workers=workers, head=0), {}, now=2.0)
     assert (found.connected, found.target, found.complete) == (2, 2, False)
 
 

@@ -19,6 +19,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.core import Status
 
 from gpujobs.clusters import clusterfolder as folders
+from gpujobs.clusters.findings import findings, notes
 from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.owner import silence
 from gpujobs.injob import registry
@@ -379,7 +380,7 @@ def test_a_program_that_waits_for_another_dask_scheduler(
         now = at
         write_events(tmp_path, {"event": "client", "clients": clients})
         head._check_clients()
-        return any(note.startswith(said) for note in read_state(tmp_path).findings)
+        return any(note.startswith(said) for note in findings(read_state(tmp_path)))
 
     assert not noted(1000.0, clients=0)  # `run` has not started
     head._client_time = time.monotonic()
@@ -607,7 +608,7 @@ def test_the_registry_remembers_all_workers(tmp_path: Path) -> None:
         }
     }
     assert found.seen == {"b-0", "b-1"}
-    assert read_state(tmp_path).notes == [
+    assert notes(read_state(tmp_path)) == [
         "worker b-1 restarted 2 times: over its memory limit of 1.5 GiB: memory_per_job"
     ]
 
@@ -689,7 +690,7 @@ def test_a_worker_that_is_paused_for_its_memory_is_in_the_notes_until_it_runs(
             recorder.log_event(address, ["action"])
             recorder.log_event("all", event)
             await asyncio.sleep(0.8)
-            return read_state(tmp_path).notes
+            return notes(read_state(tmp_path))
 
         assert await notes_after(Status.paused, 480) == ["worker b-0 is paused: 480 of 512 MiB"]
         assert await notes_after(Status.running, 100) == []

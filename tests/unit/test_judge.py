@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpujobs.clusters.folderstate import FolderState, read_state
+from gpujobs.clusters.folderstate import FolderState, JobTrace, read_state
 from gpujobs.clusters.judge import (
     LOST_TIMEOUT,
     NEVER_STARTED_TIMEOUT,
@@ -30,6 +30,7 @@ from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.transport import Choice
 from gpujobs.schedulers import NOT_LISTED, JobId, JobState, JobStatus
 
+from ..support.folderstate import folder_state, job_trace
 from ..support.jobevents import write_job
 
 AWAY = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
@@ -70,9 +71,9 @@ def states(found: ClusterReport) -> tuple[str, str, str]:
 
 # -- phases in order -------------------------------------------------------------------------------
 def test_phases_of_a_job() -> None:
-    one = FolderState(workers={"svd-0000-0-0": WORKER}, seen=frozenset({"svd-0000-0-0"}))
-    both = FolderState(workers=BOTH, seen=frozenset(BOTH))
-    lost = FolderState(seen=frozenset(BOTH))
+    one = folder_state(workers={"svd-0000-0-0": WORKER}, seen=frozenset({"svd-0000-0-0"}))
+    both = folder_state(workers=BOTH, seen=BOTH)
+    lost = folder_state(seen=BOTH)
     assert states(report()) == ("PENDING", "UNKNOWN", "SUBMITTED")
     assert states(report(PENDING)) == ("PENDING", "PENDING", "PENDING")
     assert report(PENDING).reason == "1 waiting (Priority)"
@@ -84,14 +85,14 @@ def test_phases_of_a_job() -> None:
 
 
 def test_workers_that_connect_before_the_batch_scheduler_lists_their_job() -> None:
-    folder = FolderState(workers=BOTH, seen=frozenset(BOTH))
+    folder = folder_state(workers=BOTH, seen=BOTH)
     for status in (PENDING, NOT_LISTED, JobStatus(JobState.FAILED), JobStatus(JobState.COMPLETED)):
         found = judge(RECORD, folder, {JOB: status}, now=NOW, connected=BOTH)
         assert states(found)[2] == "RUNNING"
         # Without a connection of its own, a reader knows only a list that may be out of date.
         assert states(report(status, folder))[1] == status.state
     # The job's own exit record is stronger than a list of workers that is a moment old.
-    gone = replace(folder, exits={0: ExitRecord(0, "node1")})
+    gone = replace(folder, jobs={0: job_trace(left=ExitRecord(0, "node1"))})
     found = judge(RECORD, gone, {JOB: NOT_LISTED}, now=NOW, connected=BOTH)
     assert states(found)[1:] == ("COMPLETED", "ENDED")
 
@@ -99,7 +100,7 @@ def test_workers_that_connect_before_the_batch_scheduler_lists_their_job() -> No
 def test_a_job_that_writes_is_not_given_up() -> None:
     """However long the batch scheduler has not listed it."""
     record, late = replace(RECORD, unlisted={"0": NOW}), NOW + 3600
-    folder = FolderState(nodes={0: "node1"}, alive={0: late - 30})
+    folder = folder_state(jobs={0: job_trace("node1", alive=late - 30)})
     assert states(report(NOT_LISTED, folder, record, late))[1:] == ("UNKNOWN", "STARTING")
     assert states(report(NOT_LISTED, folder, record, late + 60))[1:] == ("FAILED", "FAILED")
 
@@ -114,7 +115,8 @@ def test_signs_of_life_are_logs_and_heartbeats(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time, time))
-    assert read_state(tmp_path).alive == {0: 10, 1: 20, 2: 30}
+    jobs = read_state(tmp_path).jobs
+    assert {number: job.alive for number, job in jobs.items()} == {0: 10, 1: 20, 2: 30}
 
 
 def test_a_caller_may_know_the_workers_better() -> None:
@@ -123,9 +125,10 @@ def test_a_caller_may_know_the_workers_better() -> None:
 
 
 def test_a_requeued_job_waits_again() -> None:
-    seen = FolderState(seen=frozenset(BOTH), nodes={0: "node1"}, reasons={0: "SIGTERM"})
+    seen = folder_state(seen=BOTH, jobs={0: job_trace("node1", reason="SIGTERM")})
     # It is stopped as a cancelled one is. Only the next answer of the batch scheduler tells.
-    stopped = replace(seen, exits={0: ExitRecord(143, "node1")})
+    left = ExitRecord(143, "node1")
+    stopped = replace(seen, jobs={0: job_trace("node1", reason="SIGTERM", left=left)})
     assert states(report(RUNNING, stopped)) == ("STARTING", "RUNNING", "LOST")
     for folder in (seen, stopped):
         found = report(JobStatus(JobState.PENDING, reason="BeginTime", requeued=True), folder)
@@ -146,7 +149,7 @@ def test_a_requeued_job_waits_again() -> None:
 
 def test_a_requeued_head_is_named() -> None:
     ended = Ended(EndKind.CANCELLED, 143, "it received SIGINT", job=0)
-    folder = FolderState(ended=ended, exits={0: ExitRecord(143, "node1")}, head=0)
+    folder = folder_state(ended=ended, jobs={0: job_trace(left=ExitRecord(143, "node1"))}, head=0)
     assert "requeued the head's job" in report(PENDING, folder).reason
     assert report(JobStatus(JobState.CANCELLED), folder).reason == ended.reason
     done = replace(folder, ended=Ended(EndKind.DONE, 0, job=0))
@@ -155,17 +158,17 @@ def test_a_requeued_head_is_named() -> None:
 
 def test_a_job_that_was_asked_to_leave_counts_no_more() -> None:
     leaving = replace(RECORD, removed=(0,))
-    both = FolderState(workers=BOTH, seen=frozenset(BOTH))
+    both = folder_state(workers=BOTH, seen=BOTH)
     found = report(RUNNING, both, leaving)
     assert states(found)[2] == "LEAVING" and found.connected == 0
-    started = FolderState(nodes={0: "node1"}, exits={0: ExitRecord(143, "node1")})
+    started = folder_state(jobs={0: job_trace("node1", left=ExitRecord(143, "node1"))})
     assert states(report(JobStatus(JobState.CANCELLED), started, leaving))[2] == "ENDED"
     assert states(report(JobStatus(JobState.CANCELLED), started))[2] == "FAILED"
 
 
 def test_suspended() -> None:
     suspended = JobStatus(JobState.SUSPENDED)
-    both = FolderState(workers=BOTH, seen=frozenset(BOTH), head=0)
+    both = folder_state(workers=BOTH, seen=BOTH, head=0)
     assert states(report(suspended, both)) == ("SUSPENDED", "SUSPENDED", "SUSPENDED")
     two = replace(
         RECORD,
@@ -178,7 +181,7 @@ def test_suspended() -> None:
 
 def test_a_head_that_was_lost_with_its_node() -> None:
     # The connections to its dask scheduler, and the list of workers, stay as they were.
-    both = FolderState(workers=BOTH, seen=frozenset(BOTH), head=0)
+    both = folder_state(workers=BOTH, seen=BOTH, head=0)
     node_fail = JobStatus(JobState.NODE_FAIL)
     found = judge(RECORD, both, {JOB: node_fail}, now=NOW, connected=BOTH)
     assert found.jobs[0].state is JobState.NODE_FAIL
@@ -188,7 +191,7 @@ def test_a_head_that_was_lost_with_its_node() -> None:
 
 @pytest.mark.parametrize(("code", "phase"), [(0, "FAILED"), (1, "FAILED"), (143, "FAILED")])
 def test_an_end_before_the_workers_connect_is_a_failed_start(code: int, phase: str) -> None:
-    left = FolderState(exits={0: ExitRecord(code, "node1")})
+    left = folder_state(jobs={0: job_trace(left=ExitRecord(code, "node1"))})
     assert states(report(NOT_LISTED, left))[2] == phase
     # Unless the whole cluster has ended.
     ended = replace(left, ended=Ended(EndKind.DONE, 0, ""))
@@ -208,10 +211,10 @@ def test_a_job_deleted_while_it_waited() -> None:
     assert unlisted_since(record, FolderState(), {JOB: NOT_LISTED}, late) == since
 
 
-@pytest.mark.parametrize("trace", [{"claims": {0: JOB}}, {"nodes": {0: "node1"}}])
-def test_a_job_that_disappeared_after_it_had_started(trace: dict[str, object]) -> None:
+@pytest.mark.parametrize("trace", [job_trace(claim=JOB), job_trace("node1")], ids=["claim", "node"])
+def test_a_job_that_disappeared_after_it_had_started(trace: JobTrace) -> None:
     record = replace(RECORD, unlisted={"0": NOW})
-    folder = replace(FolderState(), **trace)  # type: ignore[arg-type]
+    folder = folder_state(jobs={0: trace})
     soon = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT - 1)
     assert states(soon)[1] == "UNKNOWN"  # its exit status may still come
     found = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT + 1)
@@ -223,7 +226,7 @@ def test_a_job_of_a_cluster_that_ended_long_ago() -> None:
     # The first query after a while: since when the job is unlisted was not recorded before.
     for kind, state in ((EndKind.CANCELLED, "CANCELLED"), (EndKind.FAILED, "FAILED")):
         ended = Ended(kind, 1, "", time=NOW - UNLISTED_TIMEOUT - 1)
-        folder = FolderState(ended=ended, claims={0: JOB})
+        folder = folder_state(ended=ended, jobs={0: job_trace(claim=JOB)})
         record = replace(RECORD, unlisted=unlisted_since(RECORD, folder, {JOB: NOT_LISTED}, NOW))
         found = report(NOT_LISTED, folder, record)
         assert states(found)[:2] == (state, state) and not found.active
@@ -242,14 +245,15 @@ def test_a_process_that_does_not_ask_for_a_job_forgets_nothing_of_it() -> None:
 
 
 def test_an_exit_record_needs_no_patience() -> None:
-    left = FolderState(exits={0: ExitRecord(0, "n1")}, seen=frozenset(BOTH))
+    left = folder_state(jobs={0: job_trace(left=ExitRecord(0, "n1"))}, seen=BOTH)
     assert states(report(NOT_LISTED, left))[1:] == ("COMPLETED", "ENDED")
     assert unlisted_since(RECORD, left, {JOB: NOT_LISTED}, NOW) == {}
 
 
 def test_a_cancel_that_was_requested_explains_the_state() -> None:
-    ended = FolderState(
-        ended=Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"), claims={0: JOB}
+    ended = folder_state(
+        ended=Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs"),
+        jobs={0: job_trace(claim=JOB)},
     )
     assert states(report(AWAY, ended))[:2] == ("CANCELLED", "UNKNOWN")
     assert states(report(NOT_LISTED, ended))[:2] == ("CANCELLED", "CANCELLED")
@@ -259,7 +263,7 @@ def test_a_cancel_that_was_requested_explains_the_state() -> None:
 def test_a_waiting_job_of_an_ended_cluster_is_gone_at_once() -> None:
     ended = FolderState(ended=Ended(EndKind.DONE, 0, ""))
     assert states(report(NOT_LISTED, ended))[:2] == ("DONE", "CANCELLED")
-    started = replace(ended, claims={0: JOB})
+    started = replace(ended, jobs={0: job_trace(claim=JOB)})
     assert states(report(NOT_LISTED, started))[:2] == ("DONE", "UNKNOWN")
 
 
@@ -324,7 +328,7 @@ def test_a_finished_cluster_keeps_its_outcomes() -> None:
 
 
 def test_a_number_that_was_submitted_twice() -> None:
-    claimed = FolderState(claims={0: JobId("8")})
+    claimed = folder_state(jobs={0: job_trace(claim=JobId("8"))})
     found = judge(RECORD, claimed, {JobId("8"): RUNNING, JOB: PENDING}, now=NOW)
     assert found.jobs[0].id == "8" and found.jobs[0].state is JobState.RUNNING
 
@@ -334,7 +338,7 @@ def test_one_json_of_a_job() -> None:
     gpu = Gpu(node="node1", uuid="GPU-1", model="A100", memory=2**34)
     with_gpu = RegisteredWorker(address="tls://h:2", threads=1, gpu=gpu)
     workers = {"svd-0000-0-0": with_gpu, "svd-0000-0-1": WORKER}
-    folder = FolderState(workers=workers, seen=frozenset(workers), head=0, transport=Choice("tcp"))
+    folder = folder_state(workers=workers, seen=frozenset(workers), head=0, transport=Choice("tcp"))
     found = report(RUNNING, folder)
     job = job_json(found.jobs[0])
     assert job == {
@@ -383,8 +387,11 @@ FIRST, SECOND = "svd-0000-0", "svd-0000-1"
 
 def second(folder: FolderState, status: JobStatus, record: ClusterRecord = TWO) -> ClusterReport:
     """Return the report on a cluster whose head runs and whose second job has ``status``."""
-    workers = {FIRST: WORKER} if FIRST in folder.seen else {}
-    folder = replace(folder, head=0, claims={0: JobId("7", 0), **folder.claims}, workers=workers)
+    head = replace(folder.job(0), claim=JobId("7", 0))
+    dask = folder.dask.copy()
+    if dask.gone.pop(FIRST, None) is not None:
+        dask.connected[FIRST] = WORKER
+    folder = replace(folder, head=0, jobs={**folder.jobs, 0: head}, dask=dask)
     return judge(record, folder, {JobId("7", 0): RUNNING, JobId("7", 1): status}, now=NOW)
 
 
@@ -392,10 +399,10 @@ def second(folder: FolderState, status: JobStatus, record: ClusterRecord = TWO) 
 def test_a_job_whose_workers_stay_away_is_lost(state: JobState) -> None:
     """Torque calls the jobs of a lost node running until the node is back, then completed."""
     status = JobStatus(state, node="node2")
-    claims = {1: JobId("7", 1)}
+    jobs = {1: job_trace(claim=JobId("7", 1))}
     for seconds, lost in ((LOST_TIMEOUT - 1, False), (LOST_TIMEOUT + 1, True)):
         gone = {SECOND: NOW - seconds}
-        folder = FolderState(seen=frozenset((FIRST, SECOND)), gone=gone, claims=claims)
+        folder = folder_state(seen=(FIRST, SECOND), gone=gone, jobs=jobs)
         found = second(folder, status)
         reason = "job 1 ended: node2: its workers have been gone for more than 5 min"
         assert found.gone == ({1: reason} if lost else {})
@@ -407,7 +414,8 @@ def test_a_job_whose_workers_stay_away_is_lost(state: JobState) -> None:
         assert (second(after, status).jobs[1].state is JobState.NODE_FAIL) is lost
         owned = second(folder, status, replace(TWO, owner="client"))
         assert owned.jobs[1].state is state  # its owner has a limit of its own
-        left = replace(folder, exits={1: ExitRecord(0, "node2")})
+        exited = job_trace(claim=JobId("7", 1), left=ExitRecord(0, "node2"))
+        left = replace(folder, jobs={1: exited})
         assert second(left, status).jobs[1].state is not JobState.NODE_FAIL
 
 
@@ -415,17 +423,16 @@ def test_a_job_that_started_and_brought_no_workers_is_lost() -> None:
     """Counted from when there was a dask scheduler; its own supervisor knows `start_timeout`."""
     limit = LOST_TIMEOUT + TWO.start_timeout
     for began, lost in (({0: 1.0, 1: limit + 1}, False), ({0: limit + 1, 1: limit + 1}, True)):
-        times = {number: NOW - seconds for number, seconds in began.items()}
-        folder = FolderState(seen=frozenset((FIRST,)), began=times, claims={1: JobId("7", 1)})
+        jobs = {number: job_trace(began=NOW - seconds) for number, seconds in began.items()}
+        jobs[1] = replace(jobs[1], claim=JobId("7", 1))
+        folder = folder_state(seen=(FIRST,), jobs=jobs)
         found = second(folder, RUNNING)
         reason = "job 1 ended: node1: it has had no workers for more than 10 min"
         assert found.gone == ({1: reason} if lost else {})
 
 
 def test_a_job_that_could_not_be_launched() -> None:
-    found = second(
-        FolderState(seen=frozenset((FIRST,))), JobStatus(JobState.COMPLETED, node="node2")
-    )
+    found = second(folder_state(seen=(FIRST,)), JobStatus(JobState.COMPLETED, node="node2"))
     assert found.jobs[1].state is JobState.FAILED
     reason = "job 1 did not start: node2: launch failed: its script did not run"
     assert found.gone == {1: reason} and found.reason == reason
@@ -437,25 +444,25 @@ def test_a_job_that_could_not_be_launched() -> None:
 
 @pytest.mark.parametrize("status", [PENDING, RUNNING, AWAY, NOT_LISTED])
 def test_a_job_that_may_come(status: JobStatus) -> None:
-    assert not second(FolderState(seen=frozenset((FIRST,))), status).gone
+    assert not second(folder_state(seen=(FIRST,)), status).gone
 
 
 def test_a_job_that_was_asked_to_leave_is_not_missed() -> None:
-    folder = FolderState(seen=frozenset((FIRST,)))
+    folder = folder_state(seen=(FIRST,))
     assert not second(folder, JobStatus(JobState.CANCELLED), replace(TWO, removed=(1,))).gone
 
 
 # -- a cluster of a Python process -----------------------------------------------------------------
 OWNED = replace(RECORD, owner="client")
 REASON = "svd-0000-0 on node1: the dask scheduler at tls://h:1 is gone"
-LEFT = FolderState(
-    claims={0: JOB}, seen=frozenset(BOTH), exits={0: ExitRecord(70, "node1")}, reasons={0: REASON},
-    address="tls://h:1",
+LEFT = folder_state(
+    jobs={0: job_trace(claim=JOB, left=ExitRecord(70, "node1"), reason=REASON)},
+    seen=BOTH, address="tls://h:1",
 )  # fmt: skip
 
 
 def test_the_death_of_the_owner_is_the_reason_while_its_jobs_end() -> None:
-    folder = FolderState(workers=BOTH, seen=frozenset(BOTH), address="tls://h:1")
+    folder = folder_state(workers=BOTH, seen=BOTH, address="tls://h:1")
     gone = "process 7 on login1"
     found = judge(OWNED, folder, {JOB: RUNNING}, now=NOW, gone_owner=gone)
     assert (found.state, found.connected) == (ClusterState.FAILED, 0)

@@ -253,10 +253,13 @@ def test_folder_state(tmp_path: Path) -> None:
     (made / "ended").write_text(json.dumps({"exit_code": 1, "reason": "run: ended: \x1b[31mred"}))
     state = read_state(made)
     assert state.ended is not None and state.ended.reason == "run: ended: [31mred"
-    assert state.exits[3] == ExitRecord(0, "n1") and state.reasons == {5: "because"}
-    assert state.nodes == {6: "n2"} and state.claims == {6: JobId("7", 1)}
-    assert (state.address, state.dashboard, list(state.workers)) == ("tls://h:1", 8787, ["a"])
-    assert state.seen == {"a", "b"} and state.encrypted is True
+    assert state.jobs[3].left == ExitRecord(0, "n1") and state.jobs[5].reason == "because"
+    assert {number for number, job in state.jobs.items() if job.reason} == {5}
+    assert {number for number, job in state.jobs.items() if job.facts.node is not None} == {6}
+    assert state.jobs[6].node == "n2" and state.claims == {6: JobId("7", 1)}
+    dask = state.dask
+    assert (dask.address, dask.dashboard, list(dask.connected)) == ("tls://h:1", 8787, ["a"])
+    assert dask.seen == {"a", "b"} and state.encrypted is True
 
 
 def test_a_reader_sees_every_change(tmp_path: Path) -> None:
@@ -264,9 +267,9 @@ def test_a_reader_sees_every_change(tmp_path: Path) -> None:
     reader, path = FolderReader(tmp_path), tmp_path / "jobs" / "0.jsonl"
     assert reader.read() == FolderState()
     write_job(tmp_path, 0, "left", code=1)
-    assert reader.read().exits == {0: ExitRecord(1, "n1")}
+    assert reader.read().jobs[0].left == ExitRecord(1, "n1")
     write_job(tmp_path, 0, "left", code=2)
-    assert reader.read().exits == {0: ExitRecord(2, "n1")}
+    assert reader.read().jobs[0].left == ExitRecord(2, "n1")
     path.unlink()
     assert FolderReader(tmp_path).read() == FolderState()
 

@@ -19,6 +19,8 @@ from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.names import HEAD
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
+from ..support.folderstate import folder_state, job_trace
+
 NAME = "svd-0000"
 HOSTILE = """</td><script>alert(1)</script><img src=x onerror="alert(2)">' onclick='alert(3)"""
 RECORD = ClusterRecord(
@@ -45,11 +47,10 @@ WORKER = f"{NAME}-gpu-1"
 def report(reason: str = "Priority", record: ClusterRecord = RECORD) -> ClusterReport:
     """Return the report of a cluster whose group `gpu` has jobs in all states."""
     gpu: Gpu = {"node": "node1", "uuid": "GPU-1", "model": "A100", "memory": 2**35}
-    folder = FolderState(
+    folder = folder_state(
         workers={WORKER: RegisteredWorker(address="a", threads=1, gpu=gpu, memory=2**30)},
         seen=frozenset({WORKER}),
-        exits={3: ExitRecord(3, "node3")},
-        reasons={3: reason},
+        jobs={3: job_trace(left=ExitRecord(3, "node3"), reason=reason)},
         head=0,
     )
     jobs = [JobId("6"), *(JobId("7", n) for n in range(5)), JobId("8")]

@@ -13,6 +13,7 @@ from unicodedata import category
 
 import pytest
 
+from gpujobs.clusters.findings import notes
 from gpujobs.clusters.folderstate import read_state
 from gpujobs.errors import InputError
 from gpujobs.planning.render import render
@@ -221,4 +222,4 @@ def test_a_line_of_setup_that_fails_is_noted(
     assert environ["GOES_ON"] == "1"
     folder = tmp_path / ".gpujobs" / "svd-0000"
     assert facts_of(folder, 0).setup == noted
-    assert noted in " ".join(read_state(folder).notes)
+    assert noted in " ".join(notes(read_state(folder)))

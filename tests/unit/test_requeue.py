@@ -31,6 +31,7 @@ from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 
 from ..support.each import each
 from ..support.events import write_events
+from ..support.folderstate import folder_state, job_trace
 from .support import SLURM, error_of, made_plan
 
 RUN = "gpus: 2\ngpus_per_job: 1\nrun: python x.py\nnetwork: {protocol: tcp}\n"
@@ -246,7 +247,7 @@ def report(states: str, folder: FolderState) -> ClusterReport:
 def worker(number: int) -> FolderState:
     name = f"svd-0001-{number}"
     row = {"address": "tls://a", "threads": 1, "gpu": None}
-    return FolderState(head=number, workers={name: row}, seen=frozenset([name]))  # type: ignore[dict-item]
+    return folder_state(head=number, workers={name: row}, seen=frozenset([name]))
 
 
 def test_a_chain_is_one_cluster() -> None:
@@ -255,7 +256,7 @@ def test_a_chain_is_one_cluster() -> None:
     between = report("cpp", worker(0))
     assert (between.state.value, between.attempt, between.connected) == ("PENDING", 2, 0)
     assert between.reason == "1 waiting"
-    ended = replace(worker(0), exits={0: ExitRecord(0, "n1")})
+    ended = replace(worker(0), jobs={0: job_trace(left=ExitRecord(0, "n1"))})
     assert report("rpp", ended).attempt == 2
     second = report("crp", worker(1))
     assert (second.state.value, second.attempt, second.connected) == ("RUNNING", 2, 1)

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from gpujobs.cli.main import main
 from gpujobs.cli.status import status_json
 from gpujobs.cli.usage_text import usage_json
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.judge import judge
 from gpujobs.injob.folder import Gpu, RegisteredWorker
 from gpujobs.injob.transport import Choice, Measured
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
+from ..support.folderstate import folder_state, job_trace
 from .report_data import RECORD, START, WORKERS, usage
 
 RELEASED: dict[str, list[str]] = json.loads(
@@ -66,12 +66,12 @@ def printed(folder: Path, *words: str) -> Any:
 
 def status(folder: Path) -> Any:
     gpu = Gpu(node="node1", uuid="GPU-a-0", model="A100", memory=2**34, fast=[])
-    state = FolderState(
+    state = folder_state(
         workers={WORKERS[0]: RegisteredWorker(address="tls://h:1", threads=1, gpu=gpu)},
         seen=frozenset(WORKERS[:1]),
         address="tls://h:1",
         head=0,
-        claims={0: JobId("7", 0)},
+        jobs={0: job_trace(claim=JobId("7", 0))},
         transport=Choice("tls", "x", {"tls": Measured(1.0, None)}),
     )
     answers = {

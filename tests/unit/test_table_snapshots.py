@@ -24,7 +24,6 @@ from gpujobs.cli.usage_text import nodes_text, usage_text
 from gpujobs.clusters.badnodes import NodeFailure, rows
 from gpujobs.clusters.cleanup import Leftover
 from gpujobs.clusters.connect import WorkerActivity
-from gpujobs.clusters.folderstate import FolderState
 from gpujobs.clusters.freequeues import FreeQueue, queues_text
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Submission
@@ -34,6 +33,7 @@ from gpujobs.injob.folder import Ended, EndKind, Gpu, RegisteredWorker
 from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.schedulers import JobId, JobState, JobStatus
 
+from ..support.folderstate import folder_state, job_trace
 from .report_data import GROUPED, RECORD, START, WORKERS, grouped_history, usage
 
 FOLDER = Path(__file__).parent / "snapshots"
@@ -58,14 +58,12 @@ def worker(number: int) -> RegisteredWorker:
 
 def running() -> ClusterReport:
     """A job with workers, and nine that wait."""
-    state = FolderState(
+    state = folder_state(
         workers={name: worker(number) for number, name in enumerate(WORKERS[:2])},
         seen=frozenset(WORKERS[:2]),
         address="tls://10.0.0.1:8786",
         head=0,
-        nodes={0: "gpu001"},
-        began={0: START + 1000},
-        claims={0: JobId("7", 0)},
+        jobs={0: job_trace("gpu001", began=START + 1000, claim=JobId("7", 0))},
     )
     waits = JobStatus(JobState.PENDING, reason="Resources")
     answers = {JobId("7", number): waits for number in range(10)}
@@ -81,11 +79,9 @@ def ended(name: str, kind: EndKind, reason: str, code: int, days: int) -> Cluste
         RECORD, id=name, site="perlmutter", created=START - days * DAY, submissions=(Submission("8", 0, 1),),
     )  # fmt: skip
     began = record.created + 60
-    state = FolderState(
+    state = folder_state(
         ended=Ended(kind, code, reason, 0, began + 5400),
-        exits={0: ExitRecord(code, "gpu002")},
-        began={0: began},
-        nodes={0: "gpu002"},
+        jobs={0: job_trace("gpu002", began=began, left=ExitRecord(code, "gpu002"))},
         head=0,
     )
     return judge(record, state, {JobId("8"): JobStatus(JobState.COMPLETED)}, now=NOW)
