@@ -201,6 +201,11 @@ class SimulatedSlurm(System):
         if code is not None and not job.superfluous:
             self._tell(job, "left", code=code)
 
+    def fail(self, job: SimulatedJob, reason: str) -> None:
+        """End a running job as one that writes why it fails."""
+        self._tell(job, "failed", reason=reason)
+        self.end(job, "FAILED", 1)
+
     def vanish(self, job: SimulatedJob) -> None:
         """Lose a job: no exit record, and no command knows it any more."""
         self._disconnect(job)
