@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .names import PACKAGE
+from .names import OPTIONS_VERSION, PACKAGE
 
 _MAIN = f"""\
 import sys
@@ -23,8 +23,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """The oldest date of a zip file. A fixed one, so that equal sources make equal bytes."""
 _UNCHECKED = b"\1" + bytes(11)
 """Flags and hash of a bytecode file that Python does not compare with a source."""
-_OPTIONS = "options.py"
-"""Module with the options of all programs of the archive."""
+_VERSION = f"{PACKAGE}/options-version"
+"""File with the version of the options that the programs of the archive have."""
 _UNIX = 3
 """For `ZipInfo.create_system`, which would differ between the systems of two clients."""
 
@@ -34,7 +34,7 @@ def build() -> bytes:
 
     Beside each source is the bytecode that Python has cached, for jobs of the same Python.
     """
-    files = {"__main__.py": _MAIN.encode()}
+    files = {"__main__.py": _MAIN.encode(), _VERSION: str(OPTIONS_VERSION).encode()}
     for path in Path(__file__).parent.glob("*.py"):
         if path.name != Path(__file__).name:
             name = f"{PACKAGE}/{path.name}"
@@ -49,10 +49,9 @@ def takes_our_options(path: Path) -> bool:
 
     Not if another release of gpujobs has made it, with other options, or if it is damaged.
     """
-    own = Path(__file__).with_name(_OPTIONS)
     try:
         with zipfile.ZipFile(path) as archive:
-            return archive.read(f"{PACKAGE}/{_OPTIONS}") == own.read_bytes()
+            return archive.read(_VERSION) == str(OPTIONS_VERSION).encode()
     except (OSError, KeyError, zipfile.BadZipFile):
         return False
 

@@ -1,4 +1,7 @@
-"""The command line of `injob.pyz`. Each option is a field of a dataclass; times are in seconds."""
+"""The command line of `injob.pyz`. Each option is a field of a dataclass; times are in seconds.
+
+Raise `OPTIONS_VERSION` in names.py when one is added, goes, or gets another meaning.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +208,7 @@ class TryUcxxOptions:
     gpu: bool = _option("also allocate GPU memory", action="store_true")
 
 
-_SUBCOMMANDS: dict[str, type] = {
+PROGRAMS: dict[str, type] = {
     "supervise": SuperviseOptions,
     "node": SuperviseOptions,  # the workers of one node of an allocation
     "scheduler": DaskOptions,
@@ -237,9 +240,9 @@ def parse(argv: list[str]) -> Any:
         option = "workers" if argv[0] == "node" else "command"
         words, commands = argv[:at], {option: tuple(argv[at + 1 :])}
     choice = argparse.ArgumentParser(prog="injob.pyz")
-    choice.add_argument("subcommand", choices=_SUBCOMMANDS)
+    choice.add_argument("subcommand", choices=PROGRAMS)
     name = choice.parse_args(words[:1]).subcommand
-    return _SUBCOMMANDS[name](**vars(_parser(name).parse_args(words[1:])), **commands)
+    return PROGRAMS[name](**vars(_parser(name).parse_args(words[1:])), **commands)
 
 
 def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
@@ -261,7 +264,7 @@ def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ..
 
 def _parser(subcommand: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"injob.pyz {subcommand}", allow_abbrev=False)
-    for item in dataclasses.fields(_SUBCOMMANDS[subcommand]):
+    for item in dataclasses.fields(PROGRAMS[subcommand]):
         if "argument" in item.metadata:
             argument = dict(item.metadata["argument"])
             if "default" not in argument:

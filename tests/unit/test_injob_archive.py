@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import compileall
+import dataclasses
 import importlib
 import io
 import json
@@ -26,7 +27,8 @@ from gpujobs.clusters import clusterfolder as folder
 from gpujobs.clusters import verdict
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
-from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
+from gpujobs.injob import options as injob_options
+from gpujobs.injob.names import ARCHIVE, OPTIONS_VERSION, PACKAGE, PRELOAD, PROTOCOL
 from gpujobs.schedulers import base
 
 from ..conftest import slow_variant
@@ -45,6 +47,26 @@ with open("/proc/self/maps") as maps:
     print([name for name in {LIBRARIES} if name in loaded])
 """
 SOURCES = sorted(Path(gpujobs.injob.__file__).parent.glob("*.py"))
+
+
+def test_other_options_have_another_version() -> None:
+    """Jobs of this release must not join a cluster whose jobs do not know their options.
+
+    After `OPTIONS_VERSION` was raised, GPUJOBS_UPDATE_GOLDEN=1 writes the list again.
+    """
+    lines = [f"version {OPTIONS_VERSION}"]
+    for name, program in injob_options.PROGRAMS.items():
+        for item in dataclasses.fields(program):
+            how = {**item.metadata.get("argument", {}), "help": ""}
+            how["type"] = getattr(how.get("type"), "__name__", "")
+            words = [f"{key}={value}" for key, value in sorted(how.items()) if value != ""]
+            lines.append(" ".join([name, item.name, *words]))
+    shown = "".join(f"{line}\n" for line in lines)
+    path = Path(__file__).parent / "snapshots" / "injob-options.txt"
+    raised = not path.read_text().startswith(f"{lines[0]}\n")
+    if raised and os.environ.get("GPUJOBS_UPDATE_GOLDEN"):
+        path.write_text(shown)
+    assert shown == path.read_text(), "raise OPTIONS_VERSION in gpujobs/injob/names.py"
 
 
 def test_modules_that_dask_imports_by_name_exist() -> None:
@@ -87,7 +109,11 @@ def test_contents() -> None:
         assert file.testzip() is None
     assert names == sorted(names)
     modules = [f"{PACKAGE}/{path.name}" for path in SOURCES if path.name != "archive.py"]
-    assert {name for name in names if not name.endswith(".pyc")} == {"__main__.py", *modules}
+    assert {name for name in names if not name.endswith(".pyc")} == {
+        "__main__.py",
+        f"{PACKAGE}/options-version",
+        *modules,
+    }
     assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
 
 
