@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from .names import OPTIONS_VERSION, PACKAGE
+from .names import PACKAGE
 
 _MAIN = f"""\
 import sys
@@ -23,8 +23,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """The oldest date of a zip file. A fixed one, so that equal sources make equal bytes."""
 _UNCHECKED = b"\1" + bytes(11)
 """Flags and hash of a bytecode file that Python does not compare with a source."""
-_VERSION = f"{PACKAGE}/options-version"
-"""File with the version of the options that the programs of the archive have."""
+_VOCABULARY = f"{PACKAGE}/vocabulary"
+"""File with the options that the programs of the archive have, for other releases."""
 _UNIX = 3
 """For `ZipInfo.create_system`, which would differ between the systems of two clients."""
 
@@ -34,7 +34,7 @@ def build() -> bytes:
 
     Beside each source is the bytecode that Python has cached, for jobs of the same Python.
     """
-    files = {"__main__.py": _MAIN.encode(), _VERSION: str(OPTIONS_VERSION).encode()}
+    files = {"__main__.py": _MAIN.encode(), _VOCABULARY: _vocabulary()}
     for path in Path(__file__).parent.glob("*.py"):
         if path.name != Path(__file__).name:
             name = f"{PACKAGE}/{path.name}"
@@ -51,9 +51,15 @@ def takes_our_options(path: Path) -> bool:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return archive.read(_VERSION) == str(OPTIONS_VERSION).encode()
+            return archive.read(_VOCABULARY) == _vocabulary()
     except (OSError, KeyError, zipfile.BadZipFile):
         return False
+
+
+def _vocabulary() -> bytes:
+    from .options import vocabulary  # not in `judge.pyz`, which has this module
+
+    return vocabulary().encode()
 
 
 def _bytecode(path: Path) -> bytes:

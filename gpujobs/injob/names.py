@@ -25,8 +25,6 @@ VERDICT = "verdict.json"
 """File in the cluster's folder: which of its jobs will not come, written by `JUDGE`."""
 PACKAGE = "gpujobs_injob"
 """Name of this package in the archive. A plain `injob` could hide a module of the user."""
-OPTIONS_VERSION = 1
-"""Of the options of its programs: scripts of another version cannot start them."""
 PRELOAD = f"{PACKAGE}.preload"
 """Module that dask's processes preload."""
 REGISTRY = f"{PACKAGE}.registry"

@@ -1,7 +1,4 @@
-"""The command line of `injob.pyz`. Each option is a field of a dataclass; times are in seconds.
-
-Raise `OPTIONS_VERSION` in names.py when one is added, goes, or gets another meaning.
-"""
+"""The command line of `injob.pyz`. Each option is a field of a dataclass; times are in seconds."""
 
 from __future__ import annotations
 
@@ -223,6 +220,17 @@ PROGRAMS: dict[str, type] = {
 }
 _FROM_ENVIRONMENT = {"folder": "GPUJOBS_FOLDER", "job": "GPUJOBS_JOB"}
 """Variables from which options are taken that are not given."""
+
+
+def vocabulary() -> str:
+    """Return the options of all programs, one a line, with what they take."""
+    lines = []
+    for name, program in PROGRAMS.items():
+        for item in dataclasses.fields(program):
+            argument = item.metadata.get("argument", {})
+            takes = argument.get("action") or getattr(argument.get("type"), "__name__", "text")
+            lines.append(" ".join([name, item.name, takes, *argument.get("choices", ())]))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def parse(argv: list[str]) -> Any:

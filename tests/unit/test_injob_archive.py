@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import compileall
-import dataclasses
 import importlib
 import io
 import json
@@ -27,8 +26,7 @@ from gpujobs.clusters import clusterfolder as folder
 from gpujobs.clusters import verdict
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
-from gpujobs.injob import options as injob_options
-from gpujobs.injob.names import ARCHIVE, OPTIONS_VERSION, PACKAGE, PRELOAD, PROTOCOL
+from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 from gpujobs.schedulers import base
 
 from ..conftest import slow_variant
@@ -49,24 +47,20 @@ with open("/proc/self/maps") as maps:
 SOURCES = sorted(Path(gpujobs.injob.__file__).parent.glob("*.py"))
 
 
-def test_other_options_have_another_version() -> None:
-    """Jobs of this release must not join a cluster whose jobs do not know their options.
-
-    After `OPTIONS_VERSION` was raised, GPUJOBS_UPDATE_GOLDEN=1 writes the list again.
-    """
-    lines = [f"version {OPTIONS_VERSION}"]
-    for name, program in injob_options.PROGRAMS.items():
-        for item in dataclasses.fields(program):
-            how = {**item.metadata.get("argument", {}), "help": ""}
-            how["type"] = getattr(how.get("type"), "__name__", "")
-            words = [f"{key}={value}" for key, value in sorted(how.items()) if value != ""]
-            lines.append(" ".join([name, item.name, *words]))
-    shown = "".join(f"{line}\n" for line in lines)
-    path = Path(__file__).parent / "snapshots" / "injob-options.txt"
-    raised = not path.read_text().startswith(f"{lines[0]}\n")
-    if raised and os.environ.get("GPUJOBS_UPDATE_GOLDEN"):
-        path.write_text(shown)
-    assert shown == path.read_text(), "raise OPTIONS_VERSION in gpujobs/injob/names.py"
+def test_only_an_archive_with_the_same_options_takes_jobs_of_this_release(tmp_path: Path) -> None:
+    path = tmp_path / ARCHIVE
+    with zipfile.ZipFile(io.BytesIO(archive.build())) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    options, known = f"{PACKAGE}/options.py", f"{PACKAGE}/vocabulary"
+    path.write_bytes(archive.pack({**files, options: files[options] + b"# a comment"}))
+    assert archive.takes_our_options(path)
+    assert b"\nsupervise run_on text head ranks\n" in files[known]
+    for other in (b"supervise folder text\n", files[known].replace(b" ranks", b" nodes"), b""):
+        path.write_bytes(archive.pack({**files, known: other}))
+        assert not archive.takes_our_options(path)
+    del files[known]  # as 0.3.0
+    path.write_bytes(archive.pack(files))
+    assert not archive.takes_our_options(path)
 
 
 def test_modules_that_dask_imports_by_name_exist() -> None:
@@ -111,7 +105,7 @@ def test_contents() -> None:
     modules = [f"{PACKAGE}/{path.name}" for path in SOURCES if path.name != "archive.py"]
     assert {name for name in names if not name.endswith(".pyc")} == {
         "__main__.py",
-        f"{PACKAGE}/options-version",
+        f"{PACKAGE}/vocabulary",
         *modules,
     }
     assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
