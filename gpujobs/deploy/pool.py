@@ -139,7 +139,7 @@ class JobPool:
         self._canceller = Canceller(self._client, self.id, self.jobs)
 
     @property
-    def ended(self) -> bool:
+    def cluster_ended(self) -> bool:
         """Whether the whole cluster has ended."""
         return self.report is not None and self.report.folder.ended is not None
 
@@ -210,7 +210,7 @@ class JobPool:
     # -- submit ------------------------------------------------------------------------------------
     async def submit(self, group: WorkerGroup, count: int) -> None:
         """Submit ``count`` jobs of a group as one array, or as few arrays as the site allows."""
-        if self.ended:
+        if self.cluster_ended:
             raise self.ended_error()
         numbers = self.jobs.numbers()
         numbers[group.name] += count
@@ -514,14 +514,14 @@ class JobPool:
         if message := shared_gpu_message(report.folder.workers):
             hint = "two jobs were given the same GPU: contact the support of the site"
             self.conflict = JobFailedError(message, hint=hint)
-        if self.ended and not self._closing.is_set() and self.halt is None:
+        if self.cluster_ended and not self._closing.is_set() and self.halt is None:
             self.halt = Halt(Scope.CLUSTER, self.ended_error())
             jobs = self.jobs.active.values()
             self._canceller.cancel_soon([job for job in jobs if job.report.waits])
 
     def ended_error(self) -> JobFailedError:
         """Return the error of a cluster that has ended or was closed."""
-        if self.report is not None and self.ended:
+        if self.report is not None and self.cluster_ended:
             return JobFailedError(ended_message(self.id, self.report.reason))
         ended = read_state(self.record.path).ended  # written since the last report
         return JobFailedError(ended_message(self.id, ended.reason if ended else "it was closed"))

@@ -430,7 +430,9 @@ class Scaler:
         """Fail what clients wait for if no job has workers, and none will be submitted."""
         pool = self.pool
         working = any(job.report.workers for job in pool.jobs.active.values())
-        if pool.errors and not (self._gave_up or working or self._wants_jobs() or pool.ended):
+        if pool.errors and not (
+            self._gave_up or working or self._wants_jobs() or pool.cluster_ended
+        ):
             self._gave_up = True
             await self.dask.give_up(pool.errors[0])
 
@@ -491,7 +493,7 @@ def _jobs_text(pool: JobPool) -> str:
 
 async def _ready(scaler: Scaler) -> int:
     """Return how many workers are ready; 0 if the cluster has ended or was closed."""
-    if scaler.pool.ended or not scaler.dask.open:
+    if scaler.pool.cluster_ended or not scaler.dask.open:
         return 0
     return await scaler.dask.running_workers(scaler.pool.jobs.leaving_workers())
 
