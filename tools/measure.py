@@ -29,8 +29,9 @@ FLOORS = 9
 IMPORTS = 6.0
 """Percent of the code lines."""
 FILES_AT_ROOT = 8
-# Of the 90th percentile of all functions.
-TOKENS, BRANCHES = 140, 6
+TOKENS_OF_A_LINE = 7.5
+# Of all functions: of the median, and of the 90th percentile.
+MEDIAN_TOKENS, TOKENS, BRANCHES = 50, 130, 6
 CONDITIONAL_EXPRESSIONS, ANY = 15.0, 7.0  # per 1,000 lines
 
 WORDS = {
@@ -63,6 +64,9 @@ class Module:
     functions: list[Function]
     conditional_expressions: int
     any_types: int
+    tokens: int
+    token_lines: int
+    """Lines on which a token begins: of a docstring the first one."""
     code_lines: int
     import_lines: int
     prose: str
@@ -95,6 +99,8 @@ def measure(path: Path) -> Module:
         ],
         conditional_expressions=sum(isinstance(node, ast.IfExp) for node in nodes),
         any_types=sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes),
+        tokens=len(code_lines),
+        token_lines=len(set(code_lines)),
         code_lines=len(set(code_lines)) - _docstring_lines(nodes),
         import_lines=sum(
             (node.end_lineno or node.lineno) - node.lineno + 1
@@ -184,11 +190,18 @@ def code_rows(modules: Sequence[Module]) -> list[Row]:
     thousands = max(1, sum(module.lines for module in modules)) / 1000
     conditionals = sum(module.conditional_expressions for module in modules) / thousands
     any_types = sum(module.any_types for module in modules) / thousands
+    tokens = [function.tokens for function in functions]
+    lines = max(1, sum(module.token_lines for module in modules))
+    of_a_line = round(sum(module.tokens for module in modules) / lines, 1)
     return [
         Row("lines of the largest module", max(module.lines for module in modules), LARGEST_MODULE),
-        Row("tokens of a function (90 %)", _percentile([f.tokens for f in functions]), TOKENS),
+        Row("tokens of a line", of_a_line, TOKENS_OF_A_LINE),
+        Row("tokens of a function (50 %)", _percentile(tokens, 0.5), MEDIAN_TOKENS),
+        Row("tokens of a function (90 %)", _percentile(tokens, 0.9), TOKENS),
         Row(
-            "branches of a function (90 %)", _percentile([f.branches for f in functions]), BRANCHES
+            "branches of a function (90 %)",
+            _percentile([f.branches for f in functions], 0.9),
+            BRANCHES,
         ),
         Row(
             "conditional expressions per 1,000 lines",
@@ -223,10 +236,10 @@ def _branches(node: ast.AST) -> int:
     return int(isinstance(node, _BRANCHES))
 
 
-def _percentile(values: Sequence[int]) -> int:
-    """Return the 90th percentile."""
+def _percentile(values: Sequence[int], part: float) -> int:
+    """Return the value below which this ``part`` of them is."""
     ordered = sorted(values)
-    return ordered[int(0.9 * len(ordered))] if ordered else 0
+    return ordered[int(part * len(ordered))] if ordered else 0
 
 
 def main(arguments: list[str]) -> None:

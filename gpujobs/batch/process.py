@@ -75,8 +75,11 @@ def run(
     timeout: float = COMMAND_TIMEOUT,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    most: int | None = None,
 ) -> CommandResult:
     """Run a command to its end, for at most ``timeout`` seconds; ``env`` is of `environment`.
+
+    ``most``: bytes that it may write; `MOST_OUTPUT` by default.
 
     This interpreter also gets `python_environment`; commands of the batch scheduler do not. The
     result has no exit code if the command was not found, could not start or timed out.
@@ -101,7 +104,7 @@ def run(
     except OSError as error:
         problem = f"the command {words[0]} could not be started: {error.strerror}"
         return CommandResult(words, None, problem=problem, started=False)
-    return _finish(process, words, stdin, timeout)
+    return _finish(process, words, stdin, timeout, MOST_OUTPUT if most is None else most)
 
 
 def is_available(command: str) -> bool:
@@ -159,16 +162,20 @@ def start(argv: Sequence[str], stderr: IO[bytes] | None = None) -> Talk:
 
 
 def _finish(
-    process: subprocess.Popen[bytes], words: tuple[str, ...], stdin: str, timeout: float
+    process: subprocess.Popen[bytes],
+    words: tuple[str, ...],
+    stdin: str,
+    timeout: float,
+    most: int,
 ) -> CommandResult:
-    pipes = _Pipes(process, stdin.encode())
+    pipes = _Pipes(process, stdin.encode(), most)
     problem = ""
     try:
         pipes.exchange(timeout)
     except subprocess.TimeoutExpired:
         problem = f"{words[0]} did not respond within {timeout:.0f} s"
     except _TooLong:
-        problem = f"{words[0]} wrote more than {MOST_OUTPUT // 2**20} MiB"
+        problem = f"{words[0]} wrote more than {most // 2**20} MiB"
     finally:
         if process.poll() is None:  # also if this process was interrupted
             os.killpg(process.pid, signal.SIGKILL)
@@ -179,7 +186,7 @@ def _finish(
 
 
 class _TooLong(Exception):
-    """A command has written more than `MOST_OUTPUT`."""
+    """A command has written more than it may."""
 
 
 class _Pipes:
@@ -189,9 +196,10 @@ class _Pipes:
     process of a site's wrapper may hold them for hours.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, most: int) -> None:
         self.stdout, self.stderr = bytearray(), bytearray()
         self._process = process
+        self._most = most
         self._rest = memoryview(stdin)
         self._open = selectors.DefaultSelector()
         for pipe, output in ((process.stdout, self.stdout), (process.stderr, self.stderr)):
@@ -245,7 +253,7 @@ class _Pipes:
         """Read a part of the output; return whether it has ended."""
         part = os.read(pipe, 2**16)
         output += part
-        if len(output) > MOST_OUTPUT:
+        if len(output) > self._most:
             raise _TooLong
         return not part
 

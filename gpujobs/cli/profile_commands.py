@@ -145,35 +145,49 @@ def run(
     if not inside:
         hint = "`gpujobs submit PROFILE --wait` submits jobs and waits for the command"
         raise InputError("run needs --here: it starts a cluster in this job", hint=hint)
-    from ..batch import process
     from ..clusters import here, prepare
     from ..clusters.machines import machine_names, spec_on_machines
-    from ..config import spec
-    from ..config.document import Document, read
 
     if machines is None:
-        job = here.find_job()
-        if not job.granted.on_node:
-            process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
-    base, name, profile, command = None, "here", Document({}), list(words)
-    if command and command[0].endswith((".yaml", ".yml")):
-        path = Path(command.pop(0))
-        base, name, profile = path.parent, spec.default_name(path.stem), read(path)
-    if command:
-        settings = settings.over(Document({"run": command}, source="the command"))
-    own = spec.laid_over(settings, profile)
-    if not own.value.get("run"):
-        raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
+        _enter_job()
+    profile, base, name = _profile_of(list(words), settings)
     if machines is None:
-        found, devices, note = here.cluster_here(own, site=site, base=base, name=name)
+        found, devices, note = here.cluster_here(profile, site=site, base=base, name=name)
         plan = prepare.make_cluster_plan(found, devices=devices)
         progress.write(note)
     else:
         names = machine_names(machines)
-        found = spec_on_machines(own, names, site=site, base=base, name=name)
+        found = spec_on_machines(profile, names, site=site, base=base, name=name)
         plan = prepare.make_cluster_plan(found)
     _write_notes(plan)
     _run_to_end(found, plan)
+
+
+def _enter_job() -> None:
+    """On a login node, go on in a step of the job of this shell: this process is replaced."""
+    from ..batch import process
+    from ..clusters import here
+
+    job = here.find_job()
+    if not job.granted.on_node:
+        process.become(here.enter_words(job), [sys.executable, "-m", "gpujobs", *sys.argv[1:]])
+
+
+def _profile_of(words: list[str], settings: Document) -> tuple[Document, Path | None, str]:
+    """Return the profile of ``[PROFILE] [COMMAND...]``, the folder of its file, and its name."""
+    from ..config import spec
+    from ..config.document import Document, read
+
+    base, name, profile = None, "here", Document({})
+    if words and words[0].endswith((".yaml", ".yml")):
+        path = Path(words.pop(0))
+        base, name, profile = path.parent, spec.default_name(path.stem), read(path)
+    if words:
+        settings = settings.over(Document({"run": words}, source="the command"))
+    own = spec.laid_over(settings, profile)
+    if not own.value.get("run"):
+        raise InputError("there is no command to run", hint="gpujobs run --here -- python train.py")
+    return own, base, name
 
 
 def _run_to_end(spec: ClusterSpec, plan: Plan) -> None:

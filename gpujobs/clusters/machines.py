@@ -27,6 +27,8 @@ from .freequeues import gpus_of_clusters, this_machine
 _SOURCE = "the machines of the site"
 _GPU = re.compile(r"[A-Za-z0-9/-]{1,100}")
 """Index or UUID of a GPU, or of a MIG slice."""
+_MOST_OUTPUT = 2**20
+"""Bytes that a machine may say, with what the start-up files of its shell print."""
 
 
 def machine_names(value: str | Iterable[str]) -> tuple[str, ...]:
@@ -76,7 +78,8 @@ def read_machines(names: Sequence[str], python: str) -> list[Machine]:
 
 def _read(name: str, python: str) -> Machine:
     command = shlex.join([python, "-P", "-m", __spec__.name])
-    result = process.run([*SSH, name, command], env=process.environment((AGENT,)))
+    environ = process.environment((AGENT,))
+    result = process.run([*SSH, name, command], env=environ, most=_MOST_OUTPUT)
     lines = result.stdout.splitlines()  # a start-up file of the shell may print others
     said = result.stderr.strip().splitlines() or [result.problem or "it has not answered"]
     if result.exit_code == 0 and lines:

@@ -394,8 +394,6 @@ def _workers_json(report: ClusterReport) -> dict[str, Json]:
 
 
 # -- rows of the tables of a cluster: its groups of workers, and its jobs --------------------------
-JOB_HEADER = ("JOB", "ID", "STATE", "NODE", "WORKERS", "GPUS", "")
-"""Of `job_cells`."""
 HEAD_JOB = "head"
 """Name of the row of a job without workers: it runs the dask scheduler."""
 ONLY_GROUP = "workers"
@@ -513,8 +511,7 @@ def _memory(report: ClusterReport, jobs: Iterable[JobReport]) -> str:
     return measured_size_text(sum(limits))
 
 
-def job_cells(job: JobReport) -> tuple[str, ...]:
-    """Return the row of one job; see `JOB_HEADER`."""
+def _remarks(job: JobReport) -> str:
     remarks = [
         f"attempt {job.attempt}" if job.attempt > 1 else "",
         job.group,
@@ -525,15 +522,25 @@ def job_cells(job: JobReport) -> tuple[str, ...]:
         "suspended" if job.suspended else "",
         f"({job.native})" if job.state is JobState.UNKNOWN and job.native else "",
     ]
-    return (
-        str(job.number),
-        job.id,
-        job.word,
-        job.node or "-",
-        f"{len(job.connected)}/{len(job.workers)}",
-        gpu_models(_own_gpus([job])) or "-",
-        ", ".join(remark for remark in remarks if remark),
-    )
+    return ", ".join(remark for remark in remarks if remark)
+
+
+JOB_COLUMNS: dict[str, Callable[[JobReport], str]] = {
+    "JOB": lambda job: str(job.number),
+    "ID": lambda job: job.id,
+    "STATE": lambda job: job.word,
+    "NODE": lambda job: job.node or "-",
+    "WORKERS": lambda job: f"{len(job.connected)}/{len(job.workers)}",
+    "GPUS": lambda job: gpu_models(_own_gpus([job])) or "-",
+    "": _remarks,
+}
+"""The columns of a table of jobs: the head of each, and its cell of a job."""
+JOB_HEADER = tuple(JOB_COLUMNS)
+
+
+def job_cells(job: JobReport) -> tuple[str, ...]:
+    """Return the row of one job; see `JOB_COLUMNS`."""
+    return tuple(cell(job) for cell in JOB_COLUMNS.values())
 
 
 def job_counts(jobs: Iterable[JobReport], *, reasons: bool = False) -> str:

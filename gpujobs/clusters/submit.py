@@ -215,6 +215,8 @@ def new_record(plan: Plan, cluster_id: str, replaces: Replaces = "none") -> Clus
 
 def _group_record(group: JobGroup) -> GroupRecord:
     charge = group.site.queues[group.queue_key].charge
+    hourly = charge.per_gpu_hour if charge is not None else None
+    of_energy = charge.per_kwh if charge is not None else None
     return GroupRecord(
         name=group.group,
         workers=group.n_workers,
@@ -226,9 +228,9 @@ def _group_record(group: JobGroup) -> GroupRecord:
         cpus_per_job=group.shape.cpus or 0,
         memory_per_job=group.shape.memory or 0,
         gpu_pool=group.profile.workers.has_pool,
-        charge=(charge and charge.per_gpu_hour) or 0.0,
-        charge_unit=charge.unit if charge else "",
-        energy_charge=(charge and charge.per_kwh) or 0.0,
+        charge=hourly if hourly is not None else 0.0,
+        charge_unit=charge.unit if charge is not None else "",
+        energy_charge=of_energy if of_energy is not None else 0.0,
     )
 
 

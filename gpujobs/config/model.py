@@ -404,7 +404,8 @@ class Section(Kind[M]):
         if not isinstance(value, Mapping):
             name, python = self.model.__name__, place.document.source == PYTHON
             hint = hints.no_mapping(name, str((*place.loc, "")[-2]), value, python=python)
-            raise place.error(ValueError("must be a mapping of keys"), hint)
+            text = f"a {self.text_key}, or " if self.text_key else ""
+            raise place.error(ValueError(f"must be {text}a mapping of keys"), hint)
         values = self._read_keys(value, place)
         section = self.model(**values, given=frozenset(values))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from ..injob.names import WorkerSize
 from . import fields, model
@@ -265,9 +265,7 @@ def _gpus(value: object) -> int | Literal["auto"]:
 Runtime: TypeAlias = Literal[
     "apptainer", "singularity", "pyxis", "charliecloud", "podman", "podman-hpc"
 ]
-RUNTIME: model.Scalar[Runtime] = model.choice(
-    "apptainer", "singularity", "pyxis", "charliecloud", "podman", "podman-hpc"
-)
+RUNTIME: model.Scalar[Runtime] = model.choice(*get_args(Runtime))
 Layout: TypeAlias = Literal["workers", "allocation", "mpi"]
 LAYOUT: model.Scalar[Layout] = model.choice("workers", "allocation", "mpi")
 

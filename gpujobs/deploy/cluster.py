@@ -220,33 +220,43 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._lease = PeriodicCallback(self._renew_lease, LEASE_INTERVAL)
         self.id = self._pool.id
         self.adaptives = {}
-        record = self._pool.record
-        folders.make(self.folder, encrypted=record.encrypted, logs=options.log_directory)
+        encrypted = self._pool.record.encrypted
+        folders.make(self.folder, encrypted=encrypted, logs=options.log_directory)
         try:
-            write_owner(self.folder)
-            renew_lease(self.folder)
-            if options.local_scheduler:
-                folders.write_transport(self.folder, Choice(plan.transport.protocols[0], reason))
-            elif "ucxx" in plan.transport.protocols:
-                notes = [*notes, *rates.copy(self._pool.ledger, self.folder)]
-            self._pool.ledger.add(record)
+            all_notes = [*notes, *self._register(options, reason), *plan.notes]
+            if reason:
+                all_notes.append(reason)
             self._start_dask(options)
-            for note in (
-                *notes,
-                *plan.notes,
-                *([reason] if reason else []),
-                *_notes_of_others(self),
-            ):
+            for note in (*all_notes, *_notes_of_others(self)):
                 self._log(note)
-            first = first_jobs(plan, n_workers)
-            self._scaler.set_targets(first)
-            if any(first.values()) and not self.asynchronous:
-                self.sync(self._scaler.reach_targets)
+            self._submit_first_jobs(first_jobs(plan, n_workers))
         except BaseException as error:
             self._abort()
             if isinstance(error.__cause__, GpujobsError):  # in dask's "Cluster failed to start"
                 raise error.__cause__.with_traceback(None) from None
             raise
+
+    def _register(self, options: ClusterOptions, reason: str) -> list[str]:
+        """Write the first facts into the folder, and the record; return notes on them.
+
+        ``reason``: why the protocol of a dask scheduler in this process is not the first one.
+        """
+        pool, notes = self._pool, []
+        write_owner(self.folder)
+        renew_lease(self.folder)
+        protocols = pool.plan.transport.protocols
+        if options.local_scheduler:
+            folders.write_transport(self.folder, Choice(protocols[0], reason))
+        elif "ucxx" in protocols:
+            notes = list(rates.copy(pool.ledger, self.folder))
+        pool.ledger.add(pool.record)
+        return notes
+
+    def _submit_first_jobs(self, jobs: Mapping[str, int]) -> None:
+        """Submit jobs of each group; later, with the event loop, if the cluster is asynchronous."""
+        self._scaler.set_targets(jobs)
+        if any(jobs.values()) and not self.asynchronous:
+            self.sync(self._scaler.reach_targets)
 
     def _start_dask(self, options: ClusterOptions) -> None:
         security = security_of(self._pool.record, self._pool.folder_state)

@@ -231,8 +231,6 @@ class HeadJob(ProcessInterface):  # type: ignore[misc]
 
 
 # -- workers, their load, retiring them ------------------------------------------------------------
-LEAVE_INTERVAL = 0.2
-"""Seconds between two looks whether workers have left."""
 CLOSE_WORKERS_TIMEOUT = 1.0
 """Seconds for workers to exit when the cluster is closed."""
 CLOSE_SCHEDULER_TIMEOUT = 1.5
@@ -262,8 +260,6 @@ class DaskControl:
         self._cluster = cluster
         self._closing: dict[distributed.Client, asyncio.Future[None]] = {}
         """The clients that are being closed."""
-        self._kept: set[str] = set()
-        """Names of workers that were to leave, and stay."""
 
     @property
     def open(self) -> bool:
@@ -326,41 +322,33 @@ class DaskControl:
             pickled = pickle.dumps(error) if error else b""
             await asyncio.wait_for(call(error=pickled), QUERY_TIMEOUT)
 
-    async def retire(
-        self, names: list[str], why: str = "scale", limit: float | None = None
-    ) -> None:
-        """Let workers end their tasks and transfer their data; return when they have left.
+    @property
+    def running(self) -> bool:
+        """Whether the dask scheduler runs, as far as is known."""
+        return bool(self._cluster.status == Status.running)
 
-        Tasks may take as long as the jobs of the workers have, or ``limit`` seconds. `keep` ends
-        the wait for a worker.
+    async def drain(self, names: Collection[str], why: str, limit: float | None) -> bool:
+        """Ask workers to end their tasks, transfer their data and leave; return whether they do.
+
+        Tasks may take as long as the jobs of the workers have, or ``limit`` seconds.
         """
-        if self._cluster.status != Status.running:
-            return
-        self._kept.difference_update(names)
-        drain = getattr(self._cluster.scheduler_comm, DRAIN)
+        if not self.running:
+            return False
+        call = getattr(self._cluster.scheduler_comm, DRAIN)
         with contextlib.suppress(Exception):  # the cluster ends: its workers need not transfer data
-            await drain(names=names, limit=limit, why=why)
-            while self._cluster.status == Status.running:
-                leaving = self._connected_of(names).difference(self._kept)
-                if not leaving:
-                    return
-                await asyncio.sleep(LEAVE_INTERVAL)
+            await call(names=list(names), limit=limit, why=why)
+            return True
+        return False
 
-    async def keep(self, names: list[str]) -> frozenset[str]:
-        """Let workers stay that `retire` lets leave; return the names of those that do.
+    async def undrain(self, names: Collection[str]) -> frozenset[str]:
+        """Let workers stay that `drain` lets leave; return the names of those that do.
 
         Those whose data already moves leave. None stays if the dask scheduler does not answer.
         """
-        kept: frozenset[str] = frozenset()
         with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, UNDRAIN)
-            kept = frozenset(await asyncio.wait_for(call(names=names), QUERY_TIMEOUT))
-        self._kept.update(kept)
-        return kept
-
-    def _connected_of(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of ``names`` that are connected; none if the connection is lost."""
-        return (self.connected or frozenset()).intersection(names)
+            return frozenset(await asyncio.wait_for(call(names=list(names)), QUERY_TIMEOUT))
+        return frozenset()
 
     async def drained(self) -> tuple[frozenset[str], float] | None:
         """Return the names of the workers that leave, and the seconds of the longest task.

@@ -416,7 +416,7 @@ class ElasticCluster(JobsDisplay, Cluster):  # type: ignore[misc]
         status = ""
         if not self._dask.open:
             status = "closed"
-        elif not report.active and not pool.ended:
+        elif not report.active and not pool.cluster_ended:
             status = "no jobs"
         return Card(
             report=report,

@@ -18,7 +18,7 @@ from ..planning import workeroptions
 from ..planning.plan import JobGroup
 from ..schedulers import JobState
 from ..text import quoted
-from .pooljobs import PoolJob
+from .pooljobs import Drained, PoolJob
 
 # -- why a group gets no more jobs -----------------------------------------------------------------
 REFUSAL_TIME = 600.0
@@ -213,7 +213,8 @@ def _ended_well(job: PoolJob, now: float) -> bool:
 
     A cancelled job did not, although its workers leave, too: so may the next one be.
     """
-    return job.steady(now) or (job.drained and job.report.state is not JobState.CANCELLED)
+    drained = isinstance(job.way_out, Drained)
+    return job.steady(now) or (drained and job.report.state is not JobState.CANCELLED)
 
 
 def count_ends(

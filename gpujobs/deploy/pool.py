@@ -33,11 +33,9 @@ from ..planning.render import JobRoles, can_avoid, render_jobs
 from ..schedulers import JobState
 from ..text import plural
 from .group import Halt, Scope, WorkerGroup, count_ends
-from .pooljobs import PoolJob, PoolJobs
+from .pooljobs import Cancelled, EndsTasks, PoolJob, PoolJobs
 
 # -- cancel jobs until the batch scheduler no longer has them --------------------------------------
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
-"""Seconds after which a job that is still there is cancelled again: doubled each time."""
 CLOSE_TIMEOUT = 12.0
 """Seconds for which closing waits for a batch scheduler that is away; the jobs then exit alone."""
 
@@ -46,7 +44,7 @@ _background: set[asyncio.Task[None]] = set()
 """A task without a reference may be collected."""
 
 
-def in_background(work: Awaitable[None], name: str) -> None:
+def in_background(work: Awaitable[object], name: str) -> None:
     """Do ``work`` of the cluster ``name`` in a task; an error is logged."""
 
     async def run() -> None:
@@ -72,10 +70,8 @@ class Canceller:
         """Cancel jobs. Raises RefusedError or UnavailableError."""
         now = self._client.system.monotonic()
         for job in jobs:
-            job.leaves_after_its_tasks = False
-            pause = FIRST_PAUSE * 2**job.cancels
-            job.cancel_again = now + min(LONGEST_PAUSE, pause)
-            job.cancels += 1
+            before = job.way_out if isinstance(job.way_out, Cancelled) else Cancelled()
+            job.way_out = before.once_more(now)
         ids = [job.report.job for job in jobs]
         cancelled = set(ids)
         others = [job for job in self._jobs.present_ids() if job not in cancelled]
@@ -88,9 +84,11 @@ class Canceller:
 
     def repeat(self, now: float) -> None:
         """Cancel again the released jobs that the batch scheduler still has."""
-        released = self._jobs.released.values()
-        due = (job for job in released if now >= job.cancel_again)
-        self.cancel_soon([job for job in due if not job.leaves_after_its_tasks])
+        due = []
+        for job in self._jobs.released.values():
+            if isinstance(job.way_out, Cancelled) and now >= job.way_out.again:
+                due.append(job)
+        self.cancel_soon(due)
 
 
 # -- the pool --------------------------------------------------------------------------------------
@@ -141,7 +139,7 @@ class JobPool:
         self._canceller = Canceller(self._client, self.id, self.jobs)
 
     @property
-    def ended(self) -> bool:
+    def cluster_ended(self) -> bool:
         """Whether the whole cluster has ended."""
         return self.report is not None and self.report.folder.ended is not None
 
@@ -212,7 +210,7 @@ class JobPool:
     # -- submit ------------------------------------------------------------------------------------
     async def submit(self, group: WorkerGroup, count: int) -> None:
         """Submit ``count`` jobs of a group as one array, or as few arrays as the site allows."""
-        if self.ended:
+        if self.cluster_ended:
             raise self.ended_error()
         numbers = self.jobs.numbers()
         numbers[group.name] += count
@@ -354,17 +352,16 @@ class JobPool:
         """
         if not jobs:
             return
-        for job in jobs:  # first of all, so that they are not replaced
-            job.may_return = not bad_node
-            reason = "its node is bad" if bad_node else "removed"
-            self.jobs.release(job, JobPhase.LEAVING, reason)
-        reports = [job.report for job in jobs]
-        self.record = await asyncio.to_thread(note_removed, self.record, reports, self.ledger)
+        reason = "its node is bad" if bad_node else "removed"
         leaving = [job for job in jobs if job.report.connected]
         others = [job for job in jobs if not job.report.connected]
+        for job in leaving:  # first of all, so that they are not replaced
+            self.jobs.release(job, JobPhase.LEAVING, reason, EndsTasks(may_return=not bad_node))
+        for job in others:
+            self.jobs.release(job, JobPhase.LEAVING, reason, Cancelled())
+        reports = [job.report for job in jobs]
+        self.record = await asyncio.to_thread(note_removed, self.record, reports, self.ledger)
         if leaving:
-            for job in leaving:  # `Canceller.repeat` leaves them alone until then
-                job.leaves_after_its_tasks = True
             in_background(self._cancel_later(leaving, retire), self.id)
         self.query_soon()
         if others:
@@ -375,7 +372,7 @@ class JobPool:
         await retire([name for job in jobs for name in job.report.connected])
         if not self._closing.is_set():
             self.query_soon()
-            left = [job for job in jobs if job.leaves_after_its_tasks]  # others stay after all
+            left = [job for job in jobs if isinstance(job.way_out, EndsTasks)]  # others stay
             if left:
                 await self._canceller.cancel(left)
 
@@ -391,7 +388,8 @@ class JobPool:
 
         Only of groups whose jobs are replaced, by ones that can avoid these nodes.
         """
-        if not can_avoid(self.plan):
+        seen = self.report is not None and self.report.bad_nodes
+        if not seen or not can_avoid(self.plan):
             return []
         replaced = [group for group in self.groups.values() if not self.stopped(group)]
         with_gpus = [group for group in replaced if group.jobs.shape.gpus]
@@ -424,7 +422,7 @@ class JobPool:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
         self._closing.set()
         for job in list(self.jobs.active.values()):
-            self.jobs.release(job, JobPhase.ENDED, "the cluster was closed")
+            self.jobs.release(job, JobPhase.ENDED, "the cluster was closed", Cancelled())
         self.end(EndKind.CLOSED, "closed by its owner")
         record = self.ledger.get(self.id)
         if not record.submissions:
@@ -476,9 +474,12 @@ class JobPool:
                 record = self.record = await asyncio.to_thread(self.ledger.get, self.id)
             self._adopt(record)
             changed = self.jobs.update(report, now)
-            ended = [job for job in self.jobs.active.values() if self._has_ended(job, now)]
+            ended: list[PoolJob] = []
+            others: list[PoolJob] = []
+            for job in self.jobs.active.values():
+                (ended if self._has_ended(job, now) else others).append(job)
+            count_ends(self.groups, others, ended, now)
             reports = [self._finish(job, now) for job in ended]
-            count_ends(self.groups, self.jobs.active.values(), ended, now)
         if changed:
             self.query_soon()
         self._canceller.repeat(now)
@@ -506,21 +507,21 @@ class JobPool:
         if not report.in_queue:
             return self.jobs.finish(job, JobPhase.ENDED, reason)
         self._canceller.cancel_soon([job])
-        return self.jobs.release(job, JobPhase.ENDED, reason)
+        return self.jobs.release(job, JobPhase.ENDED, reason, Cancelled())
 
     def _check_cluster(self, report: ClusterReport) -> None:
         """Note why no more jobs are to be submitted."""
         if message := shared_gpu_message(report.folder.dask.connected):
             hint = "two jobs were given the same GPU: contact the support of the site"
             self.conflict = JobFailedError(message, hint=hint)
-        if self.ended and not self._closing.is_set() and self.halt is None:
+        if self.cluster_ended and not self._closing.is_set() and self.halt is None:
             self.halt = Halt(Scope.CLUSTER, self.ended_error())
             jobs = self.jobs.active.values()
             self._canceller.cancel_soon([job for job in jobs if job.report.waits])
 
     def ended_error(self) -> JobFailedError:
         """Return the error of a cluster that has ended or was closed."""
-        if self.report is not None and self.ended:
+        if self.report is not None and self.cluster_ended:
             return JobFailedError(ended_message(self.id, self.report.reason))
         ended = read_state(self.record.path).ended  # written since the last report
         return JobFailedError(ended_message(self.id, ended.reason if ended else "it was closed"))

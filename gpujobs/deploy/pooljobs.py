@@ -92,6 +92,50 @@ def _without_workers(
     return Away(phase.started, None, now)
 
 
+# -- the way out of one job ------------------------------------------------------------------------
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
+"""Seconds after which a job that is still there is cancelled again: doubled each time."""
+
+
+@dataclass(frozen=True)
+class Stays:
+    """It counts towards the target of its group, as no job on its way out does."""
+
+
+@dataclass(frozen=True)
+class RunsOut:
+    """Its walltime is nearly over: its successor is due."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """All of its workers leave, as its rest is too short for a task."""
+
+
+@dataclass(frozen=True)
+class EndsTasks:
+    """It was removed, and is cancelled when its workers have left."""
+
+    may_return: bool = True
+    """It may be taken back until then: its node is not bad, and its data was not seen to move."""
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """It was removed or given up, and is cancelled until the batch scheduler has it no longer."""
+
+    times: int = 0
+    """How often it has been cancelled."""
+    again: float = 0.0
+    """When it is cancelled the next time."""
+
+    def once_more(self, now: float) -> Cancelled:
+        """Return the state after another cancellation."""
+        return Cancelled(self.times + 1, now + min(LONGEST_PAUSE, FIRST_PAUSE * 2**self.times))
+
+
+WayOut: TypeAlias = Stays | RunsOut | Drained | EndsTasks | Cancelled
+
 # -- one job ---------------------------------------------------------------------------------------
 STEADY = 30.0
 """Seconds that all workers of a job stay connected until its start has succeeded."""
@@ -116,21 +160,10 @@ class PoolJob:
     devices: tuple[str, ...] = ()
     """GPUs of this machine that it uses; none if a batch scheduler assigns them."""
     phase: Phase = Waiting()
-    leaving: bool = False
-    """Its walltime is nearly over; it no longer counts towards the target."""
-    drained: bool = False
-    """All of its workers leave, as its rest is too short for a task: nor does it count then."""
+    way_out: WayOut = Stays()
     idle_since: float | None = None
     counted: bool = False
     """Its success has been counted."""
-    cancels: int = 0
-    """How often it has been cancelled."""
-    cancel_again: float = 0.0
-    """When it is cancelled again if the batch scheduler still has it, once it is released."""
-    leaves_after_its_tasks: bool = False
-    """It was removed, and is cancelled when its workers have left."""
-    may_return: bool = True
-    """It may be taken back then: its node is not bad, and its data was not seen to move."""
 
     def update(self, report: JobReport, now: float, start_timeout: float = math.inf) -> bool:
         """Take over a new report; return whether its phase has changed.
@@ -139,7 +172,7 @@ class PoolJob:
         """
         if self._is_requeued(report):
             self.phase, self.queued = Waiting(again=True), now
-            self.leaving = self.drained = False
+            self.way_out = Stays()
         self.phase = next_phase(self.phase, report, now, start_timeout)
         before = self.report
         known_start = before.began if report.began is None else report.began
@@ -155,8 +188,12 @@ class PoolJob:
 
     def note_drained(self, names: frozenset[str]) -> None:
         """Note whether its workers, of ``names``, leave; when none is connected, they have left."""
-        if self.report.connected:
-            self.drained = names.issuperset(self.report.connected) and not self.report.head
+        if not self.report.connected:
+            return
+        if names.issuperset(self.report.connected) and not self.report.head:
+            self.way_out = Drained()
+        elif isinstance(self.way_out, Drained):
+            self.way_out = Stays()
 
     def judged(self, report: JobReport) -> JobReport:
         """Return the report with all that is known of a requeued job: its workers start again."""
@@ -259,9 +296,12 @@ class PoolJobs:
         self.past.append(report)
         return report
 
-    def release(self, job: PoolJob, phase: JobPhase, reason: str) -> JobReport:
+    def release(
+        self, job: PoolJob, phase: JobPhase, reason: str, way_out: EndsTasks | Cancelled
+    ) -> JobReport:
         """Do `finish` with a job that the batch scheduler still has."""
         self.released[job.report.number] = job
+        job.way_out = way_out
         return self.finish(job, phase, reason)
 
     def returnable(self, group: str, now: float) -> list[PoolJob]:
@@ -273,7 +313,7 @@ class PoolJobs:
         oldest = now - _working_time(walltime) + self.lead(group, now) if walltime else -math.inf
         found: list[tuple[float, PoolJob]] = []
         for job in self.released.values():
-            could_stay = job.leaves_after_its_tasks and job.may_return
+            could_stay = isinstance(job.way_out, EndsTasks) and job.way_out.may_return
             if could_stay and job.report.group == group and job.started is not None:
                 found.append((job.started, job))
         found.sort(key=lambda item: -item[0])
@@ -285,7 +325,7 @@ class PoolJobs:
         self._forget_past(number)
         self.active[number] = self.released.pop(number)
         self.drained = self.drained.difference(job.report.workers)  # an answer of before
-        job.leaves_after_its_tasks, job.idle_since = False, None
+        job.way_out, job.idle_since = Stays(), None
 
     def _forget_past(self, number: int) -> None:
         self.past = deque((past for past in self.past if past.number != number), self.past.maxlen)
@@ -315,8 +355,11 @@ class PoolJobs:
         if number in self.active or number in self.released or not self.knows(number):
             return
         self._forget_past(number)
-        returned = self.released if job.phase is JobPhase.LEAVING else self.active
-        returned[number] = self._all[number]
+        known = self._all[number]
+        if job.phase is JobPhase.LEAVING:
+            self.released[number] = known
+        else:
+            self.active[number], known.way_out = known, Stays()
 
     def _note_wait(self, job: PoolJob, queue: Waiting, now: float) -> None:
         """Note how long a job that starts now has waited in the queue."""
@@ -332,8 +375,8 @@ class PoolJobs:
                 continue
             latest = now - _working_time(walltime) + self.lead(group, now)
             for job in self.counting(group):
-                runs_out = job.started is not None and job.started < latest
-                job.leaving = runs_out and not job.report.head
+                if job.started is not None and job.started < latest and not job.report.head:
+                    job.way_out = RunsOut()
 
     def lead(self, group: str, now: float) -> float:
         """Return how many seconds before a job of a group must leave its successor is submitted.
@@ -352,7 +395,7 @@ class PoolJobs:
     def counting(self, group: str | None = None) -> list[PoolJob]:
         """Return the jobs that count towards the target of a group; None: of all groups."""
         active = [job for job in self.active.values() if group in (None, job.report.group)]
-        return [job for job in active if job.report.workers and not (job.leaving or job.drained)]
+        return [job for job in active if job.report.workers and isinstance(job.way_out, Stays)]
 
     def numbers(self, *, counting: bool = False) -> Counter[str]:
         """Return how many jobs with workers each group has; or only those that count."""

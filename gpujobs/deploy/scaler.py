@@ -20,11 +20,13 @@ from ..text import clock_text, plural
 from .daskscheduler import DaskControl
 from .group import REFUSAL_TIME, Halt, Scope, WorkerGroup
 from .pool import JobPool, in_background
-from .pooljobs import PoolJob
+from .pooljobs import EndsTasks, PoolJob
 
 # -- retire the workers of released jobs -----------------------------------------------------------
 BAD_NODE_TIME = 300.0
 """Seconds that tasks have on a node that has turned bad."""
+LEAVE_INTERVAL = 0.2
+"""Seconds between two looks whether workers have left."""
 
 
 class Retirer:
@@ -32,7 +34,8 @@ class Retirer:
 
     def __init__(self, dask: DaskControl) -> None:
         self._dask = dask
-        self._names: set[str] = set()
+        self._leaving: set[str] = set()
+        """Names of the workers that were asked to leave, until they have left or stay after all."""
 
     async def retire(
         self, names: Iterable[str], why: str = "scale", limit: float | None = None
@@ -41,12 +44,19 @@ class Retirer:
 
         Their tasks have ``limit`` seconds.
         """
-        leaving = list(names)
-        self._names.update(leaving)
+        asked = frozenset(names)
+        self._leaving |= asked
         try:
-            await self._dask.retire(leaving, why, limit)
+            if await self._dask.drain(asked, why, limit):
+                while self._dask.running and self._connected & asked & self._leaving:
+                    await asyncio.sleep(LEAVE_INTERVAL)
         finally:
-            self._names.difference_update(leaving)
+            self._leaving -= asked
+
+    @property
+    def _connected(self) -> frozenset[str]:
+        """Names of the connected workers; none if the connection is lost."""
+        return self._dask.connected or frozenset()
 
     async def retire_from_bad_nodes(self, names: Iterable[str]) -> None:
         """Do `retire`, but wait no longer than `BAD_NODE_TIME`: tasks of a failing GPU may hang."""
@@ -57,21 +67,24 @@ class Retirer:
     async def keep(self, jobs: Sequence[PoolJob]) -> list[PoolJob]:
         """Let jobs stay whose workers are being retired; return those of which all workers stay."""
         names = [name for job in jobs for name in job.report.workers]
-        staying = await self._dask.keep(names)
-        kept = [job for job in jobs if staying.issuperset(job.report.workers)]
-        self._names.difference_update(name for job in kept for name in job.report.workers)
-        others = [job for job in jobs if job not in kept]
-        for job in others:
-            job.may_return = False
+        staying = await self._dask.undrain(names)
+        kept: list[PoolJob] = []
+        others: list[str] = []
+        for job in jobs:
+            if staying.issuperset(job.report.workers):
+                kept.append(job)
+                self._leaving.difference_update(job.report.workers)
+            else:
+                job.way_out = EndsTasks(may_return=False)
+                others += job.report.workers
         if others:
-            names = [name for job in others for name in job.report.workers]
-            in_background(self._dask.retire(names), "retire")
+            in_background(self._dask.drain(others, "scale", None), "retire")
         return kept
 
     def retire_late(self, released: Iterable[PoolJob]) -> None:
         """Retire workers that connected after the release of their jobs: they would get tasks."""
-        connected = (self._dask.connected or frozenset()).difference(self._names)
-        late = [name for job in released for name in job.report.workers if name in connected]
+        unasked = self._connected - self._leaving
+        late = [name for job in released for name in job.report.workers if name in unasked]
         if late:
             in_background(self.retire(late), "retire")
 
@@ -417,7 +430,9 @@ class Scaler:
         """Fail what clients wait for if no job has workers, and none will be submitted."""
         pool = self.pool
         working = any(job.report.workers for job in pool.jobs.active.values())
-        if pool.errors and not (self._gave_up or working or self._wants_jobs() or pool.ended):
+        if pool.errors and not (
+            self._gave_up or working or self._wants_jobs() or pool.cluster_ended
+        ):
             self._gave_up = True
             await self.dask.give_up(pool.errors[0])
 
@@ -478,7 +493,7 @@ def _jobs_text(pool: JobPool) -> str:
 
 async def _ready(scaler: Scaler) -> int:
     """Return how many workers are ready; 0 if the cluster has ended or was closed."""
-    if scaler.pool.ended or not scaler.dask.open:
+    if scaler.pool.cluster_ended or not scaler.dask.open:
         return 0
     return await scaler.dask.running_workers(scaler.pool.jobs.leaving_workers())
 

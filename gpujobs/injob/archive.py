@@ -23,8 +23,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 """The oldest date of a zip file. A fixed one, so that equal sources make equal bytes."""
 _UNCHECKED = b"\1" + bytes(11)
 """Flags and hash of a bytecode file that Python does not compare with a source."""
-_OPTIONS = "options.py"
-"""Module with the options of all programs of the archive."""
+_VOCABULARY = f"{PACKAGE}/vocabulary"
+"""File with the options that the programs of the archive have, for other releases."""
 _UNIX = 3
 """For `ZipInfo.create_system`, which would differ between the systems of two clients."""
 
@@ -34,7 +34,7 @@ def build() -> bytes:
 
     Beside each source is the bytecode that Python has cached, for jobs of the same Python.
     """
-    files = {"__main__.py": _MAIN.encode()}
+    files = {"__main__.py": _MAIN.encode(), _VOCABULARY: _vocabulary()}
     for path in Path(__file__).parent.glob("*.py"):
         if path.name != Path(__file__).name:
             name = f"{PACKAGE}/{path.name}"
@@ -49,12 +49,17 @@ def takes_our_options(path: Path) -> bool:
 
     Not if another release of gpujobs has made it, with other options, or if it is damaged.
     """
-    own = Path(__file__).with_name(_OPTIONS)
     try:
         with zipfile.ZipFile(path) as archive:
-            return archive.read(f"{PACKAGE}/{_OPTIONS}") == own.read_bytes()
+            return archive.read(_VOCABULARY) == _vocabulary()
     except (OSError, KeyError, zipfile.BadZipFile):
         return False
+
+
+def _vocabulary() -> bytes:
+    from .options import vocabulary  # not in `judge.pyz`, which has this module
+
+    return vocabulary().encode()
 
 
 def _bytecode(path: Path) -> bytes:

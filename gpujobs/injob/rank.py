@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -61,9 +61,7 @@ def report_lost(
 def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> list[ManagedProcess]:
     """Start the nodes of a job, or the user's script in all ranks, with its output to `run.log`.
 
-    A launcher with the name of a node starts one: there is one for each node. Agents like ssh and
-    qrsh give their words to a shell: what they start is in the script. Raises LookupError if the
-    nodes are not known.
+    Raises LookupError if the nodes are not known.
     """
     folder, words = Folder(options.folder), options.workers
     own = names.without_request(environ)
@@ -76,19 +74,30 @@ def start_launcher(options: SuperviseOptions, environ: Mapping[str, str]) -> lis
     # The PATH of a job of PBS may lack its commands; that of the shell that submitted it has them.
     path = os.pathsep.join(environ.get(name, "") for name in ("PATH", "PBS_O_PATH"))
     words = (shutil.which(words[0], path=path) or words[0], *words[1:])
-    if not any(names.NODE in word for word in words):
-        write_rank_script(options, environ)
-        return [ManagedProcess(title, words, log, own)]
+    if any(names.NODE in word for word in words):
+        by_ssh = names.MACHINES in environ
+        return [
+            ManagedProcess(f"{title} of {node}", argv, log, own, open_stdin=by_ssh)
+            for node, argv in _launchers_of_nodes(options, environ, words, by_ssh=by_ssh)
+        ]
+    write_rank_script(options, environ)
+    return [ManagedProcess(title, words, log, own)]
+
+
+def _launchers_of_nodes(
+    options: SuperviseOptions, environ: Mapping[str, str], words: Sequence[str], *, by_ssh: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield each node with the command that starts it, for a launcher that names its node.
+
+    Agents like ssh and qrsh give their words to a shell: what they start is in the script.
+    """
     end = next(n for n, word in enumerate(words, 1) if word.endswith(f".{names.RANK_SCRIPT}"))
     write_rank_script(options, environ, words[end:])
-    words, by_ssh = words[:end], names.MACHINES in environ
+    *launcher, script = words[:end]
     if by_ssh:  # a shell reads its words
-        words = (*words[:-1], shlex.quote(words[-1]))
-    started = []
+        script = shlex.quote(script)
     for node in job_nodes(environ):
-        argv = [word.replace(names.NODE, node) for word in words]
-        started.append(ManagedProcess(f"{title} of {node}", argv, log, own, open_stdin=by_ssh))
-    return started
+        yield node, [word.replace(names.NODE, node) for word in (*launcher, script)]
 
 
 # -- the environment of processes on other nodes ---------------------------------------------------

@@ -215,11 +215,9 @@ class DirectiveWriter:
         if not words or self.shape.nodes > 1 or self.profile.layout == "mpi":
             return ()
         if container and container.runtime.launcher:
-            message = (
-                f"{container.runtime.name} starts containers through {container.runtime.launcher}, "
-                f"but processes of this site start through {words[0]}"
-            )
-            self.diagnostics.profile_error(message, "environment", "container")
+            other = container.runtime.launcher
+            why = f"but {container.runtime.name} starts containers through {other}"
+            self._refuse_container(words[0], why)
         return tuple(self._expanded(word, self._values, "workers_launcher") for word in words)
 
     def run_launcher(self, container: Container | None) -> tuple[str, ...]:
@@ -232,11 +230,13 @@ class DirectiveWriter:
         if not words or alone or not profile.run or profile.run_on == "ranks":
             return ()
         if container:
-            message = (
-                f"processes of this site start through {words[0]}, which is not in a container"
-            )
-            self.diagnostics.profile_error(message, "environment", "container")
+            self._refuse_container(words[0], "which is not in a container")
         return tuple(self._expanded(word, self._values, "run_launcher") for word in words)
+
+    def _refuse_container(self, launcher: str, why: str) -> None:
+        """Report that processes which a launcher of the site starts cannot be in a container."""
+        message = f"processes of this site start through {launcher}, {why}"
+        self.diagnostics.profile_error(message, "environment", "container")
 
     # -- the account -------------------------------------------------------------------------------
     @cached_property

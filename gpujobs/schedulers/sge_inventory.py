@@ -105,17 +105,11 @@ class GridEngineInventory(Inventory):
         rules = {name: _settings(ask(["qconf", "-sp", name])) for name in environments}
         environment = _environment(rules)
         config = _settings(ask(["qconf", "-sconf"]))
-        quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
-        live = []
-        for name, settings in queues.items():
-            longest = clock_seconds(settings.get("h_rt", ""))
-            most = gpus_of_user(quotas, name, user, gpu)
-            live.append(LiveQueue(name, longest, user_gpus=most))
         type_lines = []
         if _TYPE in kinds and several_types(nodes):
             type_lines = [f"-l {_TYPE}={{gpu_type}}"]
         return Survey(
-            queues=tuple(live),
+            queues=tuple(_live_queues(ask, queues, user, gpu)),
             nodes=tuple(nodes),
             max_array_size=find_integer(r"^(\d+)", config.get("max_aj_tasks", "")) or None,
             account_required=config.get("enforce_project") == "true",
@@ -151,6 +145,19 @@ def gpu_resource(names: Iterable[str]) -> str:
     """Return the resource that counts GPUs: ``gpu``, else the shortest name with it; or ""."""
     found = [name for name in names if re.search(r"gpus?$|^gpu", name, re.I)]
     return min(found, key=lambda name: (name not in ("gpu", "gpus"), len(name)), default="")
+
+
+def _live_queues(
+    ask: Ask, queues: Mapping[str, Mapping[str, str]], user: str, gpu: str
+) -> Iterator[LiveQueue]:
+    """Yield the queues with their limits. Rules of quotas are asked for only if GPUs are counted.
+
+    ``queues``: the settings of each.
+    """
+    quotas = quota_sets(ask(["qconf", "-srqs"])) if gpu else []
+    for name, settings in queues.items():
+        longest = clock_seconds(settings.get("h_rt", ""))
+        yield LiveQueue(name, longest, user_gpus=gpus_of_user(quotas, name, user, gpu))
 
 
 def _nodes(ask: Ask, found: Sequence[LiveNode], gpu: str) -> list[LiveNode]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .formats import clock_seconds, find_integer, integer, members, memory_bytes
 from .inventory import Ask, Inventory, LiveNode, LiveQueue, Survey
@@ -51,22 +51,10 @@ class SlurmInventory(Inventory):
         settings = _settings(ask(["scontrol", "show", "config", *self._clusters()]))
         enforced = settings.get("AccountingStorageEnforce", "")
         accounts = _accounts(ask(_associations(user, "Account,User")))
-        show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
-        partitions = _partitions(ask(show))
-        own_qos = _qos_of_user(ask, user, partitions)
-        qos = {}
-        if re.search(r"\b(limits|safe|all)\b", enforced):
-            qos = _gpus_of_qos(ask([*_SACCTMGR, "qos", "format=Name,MaxTRESPU"]))
-        # sinfo lists the partitions of a node in no fixed order: the default one, main*, is first.
         names = {row["Partition"] for row in rows}
-        rules, late_signal = (accounts, own_qos), _late_signal(settings)
-        queues = []
-        for listed in sorted(names, key=lambda name: ("*" not in name, name)):
-            name = listed.rstrip("*")
-            queues.append(_queue(name, partitions.get(name, {}), rules, qos, late_signal))
         size = integer(settings.get("MaxArraySize", ""))
         return Survey(
-            queues=tuple(queues),
+            queues=tuple(self._queues(ask, names, user, accounts, settings)),
             nodes=tuple(node for row in rows for node in _nodes(row)),
             max_array_size=size and max(1, size - 1),
             accounts=accounts,
@@ -75,6 +63,29 @@ class SlurmInventory(Inventory):
             comments=tuple(_comments(settings)),
             cluster_name=settings.get("ClusterName", ""),
         )
+
+    def _queues(
+        self,
+        ask: Ask,
+        names: Iterable[str],
+        user: str,
+        accounts: tuple[str, ...],
+        settings: Mapping[str, str],
+    ) -> Iterator[LiveQueue]:
+        """Yield the partitions, the default one first, with what limits this user in each.
+
+        ``names``: as sinfo has them, in no fixed order, that of the default one as ``main*``.
+        """
+        show = ["scontrol", "show", "partition", "-o", "-a", *self._clusters()]
+        partitions = _partitions(ask(show))
+        rules = (accounts, _qos_of_user(ask, user, partitions))
+        qos = {}
+        if re.search(r"\b(limits|safe|all)\b", settings.get("AccountingStorageEnforce", "")):
+            qos = _gpus_of_qos(ask([*_SACCTMGR, "qos", "format=Name,MaxTRESPU"]))
+        late_signal = _late_signal(settings)
+        for listed in sorted(names, key=lambda name: ("*" not in name, name)):
+            name = listed.rstrip("*")
+            yield _queue(name, partitions.get(name, {}), rules, qos, late_signal)
 
     def _clusters(self) -> list[str]:
         return [f"--clusters={self.cluster}"] if self.cluster else []

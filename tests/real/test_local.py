@@ -59,8 +59,8 @@ def test_a_cluster_of_another_release_gets_no_jobs_and_goes_on(local: Cli) -> No
     path = Path(local.status(cluster)["folder"]) / "injob.pyz"
     with zipfile.ZipFile(path) as packed:
         files = {name: packed.read(name) for name in packed.namelist()}
-    options = "gpujobs_injob/options.py"
-    other = files[options].replace(b".", b"!", 1)  # of the same size: processes read from the file
+    options = "gpujobs_injob/vocabulary"
+    other = files[options].replace(b"job", b"jab", 1)  # of the same size: processes read the file
     path.with_name("new").write_bytes(archive.pack({**files, options: other}))
     path.with_name("new").replace(path)
     refused = local("scale", cluster, "2")

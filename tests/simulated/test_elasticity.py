@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from gpujobs.clusters import badnodes
-from gpujobs.clusters.badnodes import NodeFailure
 from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import RECOVERY_AGE, ClusterMonitor, recover_submission
 from gpujobs.clusters.progress import LibraryProgress
@@ -260,13 +257,13 @@ def test_jobs_on_a_node_that_turned_bad_are_replaced_once(
         cluster.dask.task_seconds = task_seconds
         await cluster.scale_to(2)
         await asyncio.sleep(120)
-        reason, now = "worker x ended: killed; Xid 79 at 0000:09:00", slurm.time()
-        failure = NodeFailure(now, "s", "n1", cluster.id, "1", now - 9, reason, sure=True)
-        (cluster.ledger.folder / badnodes.FILE).write_text(f"{json.dumps(asdict(failure))}\n")
+        await cluster.scale_to(3)
+        await asyncio.sleep(10)
+        slurm.fail(slurm.jobs[2], "worker x ended: killed; Xid 79 at 0000:09:00")
         await asyncio.sleep(30)
-        assert numbers(cluster) == [2, 3] and len(slurm.alive) == 4
+        assert numbers(cluster) == [3, 4, 5] and len(slurm.alive) == 5
         await asyncio.sleep(600)  # the new ones have started there although it is bad
-        assert numbers(cluster) == [2, 3] == [job.number for job in slurm.alive]
+        assert numbers(cluster) == [3, 4, 5] == [job.number for job in slurm.alive]
 
     run(tmp_path, story)
 

@@ -201,6 +201,11 @@ class SimulatedSlurm(System):
         if code is not None and not job.superfluous:
             self._tell(job, "left", code=code)
 
+    def fail(self, job: SimulatedJob, reason: str) -> None:
+        """End a running job as one that writes why it fails."""
+        self._tell(job, "failed", reason=reason)
+        self.end(job, "FAILED", 1)
+
     def vanish(self, job: SimulatedJob) -> None:
         """Lose a job: no exit record, and no command knows it any more."""
         self._disconnect(job)
@@ -493,9 +498,11 @@ class SimulatedDask:
     async def give_up(self, error: Exception | None) -> None:
         self.given_up = error
 
-    async def retire(
-        self, names: list[str], why: str = "scale", limit: float | None = None
-    ) -> None:
+    @property
+    def running(self) -> bool:
+        return self.open
+
+    async def drain(self, names: Collection[str], why: str, limit: float | None) -> bool:
         connected = self.slurm.connected
         jobs = {connected[name].id: connected[name] for name in names if name in connected}
         for job in jobs.values():
@@ -504,12 +511,18 @@ class SimulatedDask:
         if self.task_seconds:
             self.leaving.update(names)
             seconds = self.task_seconds if limit is None else min(limit, self.task_seconds)
-            await asyncio.sleep(seconds)
-            names = [name for name in names if name in self.leaving]
-            self.leaving.difference_update(names)
-        self.slurm.retired.update(names)
+            asyncio.get_running_loop().call_later(seconds, self._leave, names)
+        else:
+            self.slurm.retired.update(names)
+        return True
 
-    async def keep(self, names: list[str]) -> frozenset[str]:
+    def _leave(self, names: Collection[str]) -> None:
+        """Let those of ``names`` leave that were not taken back."""
+        left = self.leaving.intersection(names)
+        self.leaving -= left
+        self.slurm.retired |= left
+
+    async def undrain(self, names: Collection[str]) -> frozenset[str]:
         kept = self.leaving.intersection(names).difference(self.moving)
         self.leaving -= kept
         return frozenset(kept)

@@ -76,6 +76,11 @@ def with_site(**keys: object) -> dict[str, object]:
     return {**SITE, **keys}
 
 
+def test_an_environment_that_is_neither_a_name_nor_keys_is_refused(tmp_path: Path) -> None:
+    profile = {"environment": ["rapids"]}
+    assert "`environment` must be a name, or a mapping of keys" in problem(tmp_path, profile)
+
+
 def test_a_name_gives_setup_and_python_of_the_site(tmp_path: Path) -> None:
     plan = planned(tmp_path, {"environment": "rapids", "queue": "any"})
     (jobs,) = plan.all_jobs

@@ -47,6 +47,22 @@ with open("/proc/self/maps") as maps:
 SOURCES = sorted(Path(gpujobs.injob.__file__).parent.glob("*.py"))
 
 
+def test_only_an_archive_with_the_same_options_takes_jobs_of_this_release(tmp_path: Path) -> None:
+    path = tmp_path / ARCHIVE
+    with zipfile.ZipFile(io.BytesIO(archive.build())) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    options, known = f"{PACKAGE}/options.py", f"{PACKAGE}/vocabulary"
+    path.write_bytes(archive.pack({**files, options: files[options] + b"# a comment"}))
+    assert archive.takes_our_options(path)
+    assert b"\nsupervise run_on text head ranks\n" in files[known]
+    for other in (b"supervise folder text\n", files[known].replace(b" ranks", b" nodes"), b""):
+        path.write_bytes(archive.pack({**files, known: other}))
+        assert not archive.takes_our_options(path)
+    del files[known]  # as 0.3.0
+    path.write_bytes(archive.pack(files))
+    assert not archive.takes_our_options(path)
+
+
 def test_modules_that_dask_imports_by_name_exist() -> None:
     """Dask gets them as text, which neither mypy nor an import of ours checks."""
     named = {
@@ -87,7 +103,11 @@ def test_contents() -> None:
         assert file.testzip() is None
     assert names == sorted(names)
     modules = [f"{PACKAGE}/{path.name}" for path in SOURCES if path.name != "archive.py"]
-    assert {name for name in names if not name.endswith(".pyc")} == {"__main__.py", *modules}
+    assert {name for name in names if not name.endswith(".pyc")} == {
+        "__main__.py",
+        f"{PACKAGE}/vocabulary",
+        *modules,
+    }
     assert {entry.compress_type for entry in entries} == {zipfile.ZIP_STORED}
 
 

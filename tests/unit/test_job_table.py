@@ -16,10 +16,14 @@ from gpujobs.deploy.pooljobs import (
     START_UP,
     STEADY,
     Away,
+    Drained,
+    EndsTasks,
     PoolJob,
     PoolJobs,
     Running,
+    RunsOut,
     Starting,
+    Stays,
     Waiting,
 )
 from gpujobs.schedulers import JobId, JobState
@@ -127,11 +131,11 @@ def test_a_requeue_that_nobody_saw() -> None:
     running = replace(JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING, began=1.7e9)
     job = PoolJob(JOB, 0.0)
     job.update(running, 10.0)
-    job.leaving = True
+    job.way_out = RunsOut()
     job.update(replace(running, phase=JobPhase.AWAY), 20.0)
     job.update(replace(running, phase=JobPhase.AWAY, began=1.7e9 + 30), 50.0)
     assert job.report.phase is JobPhase.STARTING and job.started == 50.0
-    assert not job.leaving  # it has its whole walltime again
+    assert job.way_out == Stays()  # it has its whole walltime again
     job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 60.0)
     job.update(replace(running, phase=JobPhase.RUNNING, began=None), 70.0)  # it could not be read
     job.update(replace(running, phase=JobPhase.RUNNING, began=1.7e9 + 30), 80.0)
@@ -177,7 +181,7 @@ def test_a_cancelled_job_whose_workers_were_leaving_has_failed(
 ) -> None:
     """Jobs that are cancelled again and again are given up."""
     report = replace(JOB, phase=JobPhase.ENDED, state=state)
-    job = PoolJob(report, queued=0.0, drained=True)
+    job = PoolJob(report, queued=0.0, way_out=Drained())
     group = WorkerGroup(SimpleNamespace(group=report.group))  # type: ignore[arg-type]
     count_ends({report.group: group}, [], [job], 1.0)
     assert group.failures.jobs == failures
@@ -193,7 +197,7 @@ def test_a_job_that_was_taken_back_counts_at_the_next_report() -> None:
     report = SimpleNamespace(jobs=[running], folder=FolderState())
     found.update(report, 1.0)  # type: ignore[arg-type]
     job = found.active[0]
-    found.release(job, JobPhase.LEAVING, "removed")
+    found.release(job, JobPhase.LEAVING, "removed", EndsTasks())
     found.drained = frozenset({"svd-0", "svd-1"})
     found.take_back(job)
     found.update(report, 2.0)  # type: ignore[arg-type]

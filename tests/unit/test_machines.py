@@ -81,6 +81,12 @@ def test_a_wrong_answer_of_a_machine_is_refused_with_its_name(
         read_machines(["ws1"], "python")
 
 
+def test_a_machine_that_does_not_end_its_answer_is_refused(home: Path) -> None:
+    (home / "bin" / "ssh").write_text("#!/bin/sh\nexec yes\n")
+    with pytest.raises(UnavailableError, match="cannot be used: ssh wrote more than 1 MiB"):
+        read_machines(["ws1"], "python")
+
+
 def test_each_machine_gets_its_own_free_gpus_and_all_its_cpus(home: Path) -> None:
     (home / "s.yaml").write_text(text_of({**SITE, "machines": ["ws1", "ws2"]}))
     (home / "p.yaml").write_text("gpus: 4\nrun: [a]\n")

@@ -203,7 +203,8 @@ def test_containers_under_the_launcher_of_workers(home: Path) -> None:
     text = render(made, "svd-0000")[0].text
     assert '"--env=$HOME/a b" \\\n"${container[@]}"' in text and "--batch-script" not in text
     message = error_of(home, "gpus: 6\n" + container.format("pyxis"))
-    assert "pyxis starts containers through srun, but processes of this site start" in message
+    assert "processes of this site start through " in message
+    assert ", but pyxis starts containers through srun" in message
 
 
 def test_a_launcher_of_workers_with_a_number_that_the_queue_does_not_have(home: Path) -> None:
