@@ -68,12 +68,12 @@ def state(cli: Cli, cluster: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 @pytest.mark.parametrize("cli", ["root"], indirect=True)
 @pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
-def test_svd_as_root(cli: Cli, backend: Backend) -> None:
-    test_svd_of_the_examples_on_eight_gpus(cli, backend)
+def test_the_svd_of_the_examples_runs_as_root(cli: Cli, backend: Backend) -> None:
+    test_the_svd_of_the_examples_runs_on_eight_gpus(cli, backend)
 
 
 @pytest.mark.slow
-def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
+def test_the_svd_of_the_examples_runs_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
     (cli.work / "examples").mkdir()
     (cli.work / "examples" / "svd.py").write_text((ROOT / "examples" / "svd.py").read_text())
@@ -170,7 +170,7 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
 
 
 @pytest.mark.stub
-def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
+def test_jobs_inherit_nothing_of_the_shell(cli: Cli, backend: Backend) -> None:
     cli.env["SECRET_OF_THE_SHELL"] = "seen"
     cli.env["SBATCH_PARTITION"] = "nosuch"
     cluster = cli.submit({"gpus": 1, "run": ["env"]}, "--wait")
@@ -180,7 +180,7 @@ def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
-def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
+def test_a_head_of_its_own_has_no_workers(cli: Cli, backend: Backend) -> None:
     profile = {
         "gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "who.py"], "env": {"WANTED": "2"},
         "head": {"queue": "cpu", "cpus": 1, "memory": "512MiB"},
@@ -322,7 +322,7 @@ def test_workers_that_cannot_start_end_the_cluster(
 
 @pytest.mark.conformance
 @pytest.mark.stub(others=True)
-def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+def test_a_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
     connected(cli, cluster, 4)
     killed = [
@@ -360,7 +360,7 @@ def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub(others=True)
-def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+def test_a_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
     head = next(job["number"] for job in cli.status(cluster)["jobs"] if job["head"])
@@ -373,7 +373,7 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.parametrize("role", ["head", slow_variant("workers")])
 @pytest.mark.stub(others=True)
-def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
+def test_a_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
     """A batch scheduler without cgroups kills only the script, and gives its GPUs to others."""
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -451,7 +451,7 @@ def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> 
 
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
+def test_a_job_that_is_cancelled_behind_our_back_is_missing(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 3, "gpus_per_job": 1})
     connected(cli, cluster, 3)
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])

@@ -154,7 +154,9 @@ with Client() as client:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_environment_of_ranks_on_other_nodes(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+def test_ranks_on_other_nodes_have_the_environment_of_the_job(
+    cli: Cli, backend: SlurmBackend, home: Path
+) -> None:
     """Open MPI starts its ranks through an agent like ssh, which passes no variables."""
     agent = cli.write("agent", AGENT)
     agent.chmod(0o755)
@@ -349,7 +351,7 @@ def test_what_dies_ends_the_allocation(
 
 
 @pytest.mark.slow
-def test_dead_node_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_dead_node_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(PROFILE)
     connected(cli, cluster, 4)
     nodes = [
@@ -371,7 +373,9 @@ def cmdline(pid: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+def test_a_launcher_of_another_mpi_is_named_by_the_size_of_its_world(
+    cli: Cli, backend: SlurmBackend, home: Path
+) -> None:
     """Open MPI's ranks under an srun that does not speak to them: each would be rank 0 of 1."""
     command = [word for word in mpi.LAUNCHERS["srun"]["command"] if "pmi2" not in word]
     command.insert(1, "--mpi=none")
@@ -398,7 +402,7 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],
 )  # fmt: skip
-def test_script_that_fails(
+def test_a_script_that_fails_ends_the_cluster_with_its_exit_code(
     cli: Cli, backend: SlurmBackend, script: str, code: int, said: str
 ) -> None:
     cli.write("all.py", script)
@@ -436,7 +440,7 @@ if os.environ["CUDA_VISIBLE_DEVICES"].startswith("1"):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 @pytest.mark.parametrize("workers_first", [0, 1])
-def test_a_script_that_ends_before_a_worker_has_started(
+def test_a_script_that_ends_before_a_worker_has_started_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, workers_first: int
 ) -> None:
     """The worker would wait for the dask scheduler, which is gone; its launcher for its rank."""
@@ -522,7 +526,7 @@ def test_a_cluster_of_mpi_ends_without_work(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_script_in_all_ranks_without_tasks_fails_as_idle(cli: Cli, backend: SlurmBackend) -> None:
     """Its work is not done: the cluster fails."""
     cli.write("all.py", SCRIPT_WITHOUT_WORK)
     ranks = {"run_on": "ranks", "run": ["all.py"]}
@@ -541,7 +545,7 @@ def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["local", "job"])
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_cluster_class(
+def test_the_cluster_class_refuses_the_layout_mpi(
     backend: SlurmBackend,
     home: Path,
     launcher: str,

@@ -150,7 +150,9 @@ def test_one_worker_too_many_on_a_gpu_ends_the_cluster(
 
 
 @pytest.mark.slow
-def test_keywords(backend: SlurmBackend, make: Callable[..., Any]) -> None:
+def test_keywords_of_workers_decide_their_gpus_and_jobs(
+    backend: SlurmBackend, make: Callable[..., Any]
+) -> None:
     cluster = make(gpus_per_worker=2, gpus_per_job=4, n_workers=2)
     cluster.wait_for_workers(2, timeout=patience(100))
     until(lambda: [len(job["gpus"]) for job in cluster.jobs] == [4], 30)
@@ -162,7 +164,7 @@ def test_keywords(backend: SlurmBackend, make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_on_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
+def test_workers_of_both_sizes_run_on_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
     cli = make_cli(sge_backend, home, "ordinary")
     for workers, number in (({"gpus_per_worker": 2}, 2), ({"workers_per_gpu": 2}, 8)):
         cluster, found, _ = looked(cli, {"gpus": 4, "workers": workers})
