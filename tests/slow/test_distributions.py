@@ -96,14 +96,14 @@ def test_every_command_of_the_readme_is_in_a_list() -> None:
     assert commands() <= {*shown, *ELSEWHERE}
 
 
-def test_the_version_and_the_data(installed: Installed) -> None:
+def test_the_wheel_has_its_version_and_data(installed: Installed) -> None:
     assert installed("gpujobs --version") == f"gpujobs, version {__version__}\n"
     assert "delta" in installed("gpujobs sites list")
     where = installed("python -c 'import gpujobs; print(gpujobs.__file__)'")
     assert where.startswith(str(installed.bin.parent))  # not the checkout
 
 
-def test_the_extras_of_the_readme(installed: Installed) -> None:
+def test_the_extras_of_the_readme_exist(installed: Installed) -> None:
     code = "import importlib.metadata as m; print(*m.metadata('gpujobs').get_all('Provides-Extra'))"
     extras = set(installed(f'python -c "{code}"').split())
     wanted = {
@@ -113,7 +113,7 @@ def test_the_extras_of_the_readme(installed: Installed) -> None:
     assert "cuda13" in extras
 
 
-def test_the_commands_of_the_readme(installed: Installed) -> None:
+def test_the_commands_of_the_readme_run(installed: Installed) -> None:
     cluster = ""
     for line, wanted in SHOWN.items():
         words = line.replace("NAME", "local").replace("svd-7f3a", cluster).replace("ID", cluster)
@@ -126,7 +126,7 @@ def test_the_commands_of_the_readme(installed: Installed) -> None:
     assert loaded.rstrip().endswith(" gpujobs")
 
 
-def test_a_cluster_that_stays(installed: Installed) -> None:
+def test_a_cluster_that_stays_is_connected_to_and_cancelled(installed: Installed) -> None:
     (installed.work / "stay.yaml").write_text("gpus: auto\nworkers: {count: 1}\n")
     cluster = installed("gpujobs submit stay.yaml --site local --wait").strip()
     assert cluster in installed(f"gpujobs connect {cluster}")
@@ -135,7 +135,7 @@ def test_a_cluster_that_stays(installed: Installed) -> None:
     until(lambda: not processes_with(cluster), 30)
 
 
-def test_make_demo_in_the_sdist(distributions: dict[str, Path], tmp_path: Path) -> None:
+def test_make_demo_runs_in_the_sdist(distributions: dict[str, Path], tmp_path: Path) -> None:
     with tarfile.open(distributions["sdist"]) as archive:
         archive.extractall(tmp_path, filter="data")
     (checkout,) = tmp_path.glob("gpujobs-*")

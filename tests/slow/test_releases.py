@@ -52,7 +52,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "bin" / "python"
 
 
-def test_contract(python: Path) -> None:
+def test_the_contract_holds_with_the_oldest_and_newest_releases(python: Path) -> None:
     test = ROOT / "tests" / "unit" / "test_contract.py"
     subprocess.run(
         [python, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", test],
@@ -61,7 +61,9 @@ def test_contract(python: Path) -> None:
     )
 
 
-def test_cluster_in_python(python: Path, tmp_path: Path) -> None:
+def test_a_python_cluster_runs_with_the_oldest_and_newest_releases(
+    python: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "cluster.py"
     script.write_text(CLUSTER)
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "GPUJOBS_SITE": "local"}
@@ -72,7 +74,9 @@ def test_cluster_in_python(python: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_quickstart(python: Path, tmp_path: Path) -> None:
+def test_the_quickstart_runs_with_the_oldest_and_newest_releases(
+    python: Path, tmp_path: Path
+) -> None:
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     command = [python.parent / "gpujobs", "submit", ROOT / "examples" / "quickstart.yaml", "--wait"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
