@@ -68,6 +68,7 @@ def state(cli: Cli, cluster: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 @pytest.mark.parametrize("cli", ["root"], indirect=True)
 @pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
+@pytest.mark.variant  # root has clusters in test_containers.py and test_terminal.py, and the same svd is below
 def test_the_svd_of_the_examples_runs_as_root(cli: Cli, backend: Backend) -> None:
     test_the_svd_of_the_examples_runs_on_eight_gpus(cli, backend)
 

@@ -158,12 +158,16 @@ def test_a_local_cluster_in_python_uses_all_nodes_of_its_job(
     until(lambda: not processes_with(the_cluster(cli)["id"]), 15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
-        slow_variant("scancel"), slow_variant("SIGINT"), slow_variant("SIGHUP"), slow_variant("SIGKILL"),
+        "scancel",
+        pytest.param("SIGINT", marks=pytest.mark.stub),
+        pytest.param("SIGHUP", marks=pytest.mark.stub),
+        "SIGKILL",
     ],
-)  # fmt: skip
+)
 def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, end: str) -> None:
     job = batch(
         cli, f"{shlex.join(run_here(cli, '--'))} python sleep.py 600 & echo $! > pid; wait $!"
@@ -184,6 +188,7 @@ def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, end: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_ctrl_c_in_salloc_cancels_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
     argv = ["salloc", "--quiet", *JOB, *run_here(cli, "--", "python", "sleep.py", "600")]
     process = subprocess.Popen(

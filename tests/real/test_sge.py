@@ -239,6 +239,7 @@ def test_a_cluster_survives_an_outage_of_qmaster(cli: Cli, backend: SgeBackend) 
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_a_folder_with_a_space_has_its_logs(cli: Cli, backend: SgeBackend) -> None:
     folder = cli.home / "a b:c"
     site = cli.site | {"directory": str(folder)}
