@@ -183,8 +183,7 @@ def test_walltimes_with_successors_lose_no_task(
     make: Callable[..., Any], backend: Backend, tmp_path: Path
 ) -> None:
     """Two jobs of two minutes, tasks of 8 s for five minutes."""
-    # For five minutes, a query in each second would cost half of the CPU time.
-    cluster = make({"poll": "5s"}, gpus_per_job=0, walltime="2m", cpus_per_job=1)
+    cluster = make(gpus_per_job=0, walltime="2m", cpus_per_job=1)
     cluster.scale(2)
     cluster.wait_for_workers(2, timeout=patience(60))
     with cluster.get_client() as client:
