@@ -130,7 +130,7 @@ def test_replacements_avoid_the_node(make: Callable[..., Any], backend: SlurmBac
 @pytest.mark.sge
 @pytest.mark.stub
 @pytest.mark.slow
-def test_replacements_on_grid_engine(
+def test_replacements_on_grid_engine_avoid_the_node(
     sge_backend: SgeBackend, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the other node is disabled, the replacement waits, although the bad node is free."""

@@ -77,7 +77,9 @@ def states(batch: SchedulerClient, jobs: list[JobId], name: str) -> set[JobState
 
 
 @pytest.mark.conformance("sge", "pbs")
-def test_three_submissions_in_one_query(batch: SchedulerClient, submit: Submit, name: str) -> None:
+def test_three_submissions_are_answered_by_one_query(
+    batch: SchedulerClient, submit: Submit, name: str
+) -> None:
     jobs = [*submit(1), *submit(2), *submit(1)]
     found = batch.status(jobs, [name])
     assert {str(job): status.state for job, status in found.items()} == dict.fromkeys(
@@ -86,7 +88,7 @@ def test_three_submissions_in_one_query(batch: SchedulerClient, submit: Submit, 
     assert batch.find(name) == {job.submission for job in jobs}
 
 
-def test_array_and_lone_jobs_cancelled_while_they_wait(
+def test_arrays_and_lone_jobs_are_cancelled_while_they_wait(
     batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     array, lone = submit(2), submit(1)
@@ -111,7 +113,7 @@ def test_given_up_members_of_two_arrays_leave_the_others_pending(
     assert states(batch, given_up, name) <= NOWHERE
 
 
-def test_shown_id_is_one_for_the_commands_of_the_batch_scheduler(
+def test_a_shown_id_is_one_for_the_commands_of_the_batch_scheduler(
     backend: Backend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     array, lone = submit(3), submit(1)

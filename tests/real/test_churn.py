@@ -29,7 +29,9 @@ def slurm(shared_folder: Path) -> Iterator[PrivateSlurm]:
 
 @pytest.mark.waits
 @pytest.mark.timeout(600)
-def test_workers_under_churn(slurm: PrivateSlurm, home: Path) -> None:
+def test_jobs_reach_the_target_under_churn_with_few_commands(
+    slurm: PrivateSlurm, home: Path
+) -> None:
     """`churn` itself checks the results of the tasks, the target at the end, and that no job is left."""
     with environment(counted_commands(home, slurm)):
         found = churn(home, slurm, WORKERS, seconds=20, pause=3)

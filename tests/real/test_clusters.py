@@ -68,12 +68,14 @@ def state(cli: Cli, cluster: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 @pytest.mark.parametrize("cli", ["root"], indirect=True)
 @pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
-def test_svd_as_root(cli: Cli, backend: Backend) -> None:
-    test_svd_of_the_examples_on_eight_gpus(cli, backend)
+@pytest.mark.variant  # root has clusters in test_containers.py and test_terminal.py, and the same svd is below
+def test_the_svd_of_the_examples_runs_as_root(cli: Cli, backend: Backend) -> None:
+    test_the_svd_of_the_examples_runs_on_eight_gpus(cli, backend)
 
 
 @pytest.mark.slow
-def test_svd_of_the_examples_on_eight_gpus(cli: Cli, backend: Backend) -> None:
+@pytest.mark.no_code_of("sge")
+def test_the_svd_of_the_examples_runs_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
     (cli.work / "examples").mkdir()
     (cli.work / "examples" / "svd.py").write_text((ROOT / "examples" / "svd.py").read_text())
@@ -139,6 +141,7 @@ def test_workers_are_those_that_plan_promised(
 
 
 @pytest.mark.slow
+@pytest.mark.no_code_of("sge")
 def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
     site = str(cli.write("s.yaml", cli.site | {"defaults": {"walltime": "10m"}}))
     profile = cli.write("p.yaml", {"gpus": 2, "gpus_per_job": 1})
@@ -170,7 +173,7 @@ def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Back
 
 
 @pytest.mark.stub
-def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
+def test_jobs_inherit_nothing_of_the_shell(cli: Cli, backend: Backend) -> None:
     cli.env["SECRET_OF_THE_SHELL"] = "seen"
     cli.env["SBATCH_PARTITION"] = "nosuch"
     cluster = cli.submit({"gpus": 1, "run": ["env"]}, "--wait")
@@ -180,7 +183,7 @@ def test_nothing_is_inherited(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
-def test_head_of_its_own(cli: Cli, backend: Backend) -> None:
+def test_a_head_of_its_own_has_no_workers(cli: Cli, backend: Backend) -> None:
     profile = {
         "gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "who.py"], "env": {"WANTED": "2"},
         "head": {"queue": "cpu", "cpus": 1, "memory": "512MiB"},
@@ -261,6 +264,7 @@ def test_the_exit_code_of_the_command_is_reported(cli: Cli, backend: Backend) ->
 
 
 @pytest.mark.stub
+@pytest.mark.no_code_of("sge")
 def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     waiting, cluster = cli.start_submit({"gpus": 1, "run": ["python", "sleep.py", "600"]})
@@ -322,7 +326,7 @@ def test_workers_that_cannot_start_end_the_cluster(
 
 @pytest.mark.conformance
 @pytest.mark.stub(others=True)
-def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+def test_a_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
     connected(cli, cluster, 4)
     killed = [
@@ -343,6 +347,7 @@ def test_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> Non
 
 @pytest.mark.slow
 @pytest.mark.stub(others=True)
+@pytest.mark.no_code_of("sge")
 def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -360,7 +365,7 @@ def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub(others=True)
-def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
+def test_a_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
     head = next(job["number"] for job in cli.status(cluster)["jobs"] if job["head"])
@@ -373,7 +378,7 @@ def test_killed_supervisor_ends_the_cluster(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.parametrize("role", ["head", slow_variant("workers")])
 @pytest.mark.stub(others=True)
-def test_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
+def test_a_killed_batch_script_leaves_no_process(cli: Cli, backend: Backend, role: str) -> None:
     """A batch scheduler without cgroups kills only the script, and gives its GPUs to others."""
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -451,7 +456,7 @@ def test_cancel_while_running_ends_every_process(cli: Cli, backend: Backend) -> 
 
 @pytest.mark.conformance
 @pytest.mark.stub
-def test_job_cancelled_behind_our_back(cli: Cli, backend: Backend) -> None:
+def test_a_job_that_is_cancelled_behind_our_back_is_missing(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 3, "gpus_per_job": 1})
     connected(cli, cluster, 3)
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
@@ -491,6 +496,7 @@ def test_the_command_is_warned_before_the_walltime(cli: Cli, backend: Backend) -
 
 @pytest.mark.slow
 @pytest.mark.stub
+@pytest.mark.no_code_of("sge")
 def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
     setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
     environment = {"setup": setup, "python": cli.python}
@@ -509,6 +515,7 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
+@pytest.mark.no_code_of("sge")
 def test_a_program_that_waits_for_another_dask_scheduler_is_noted(
     cli: Cli, backend: Backend
 ) -> None:

@@ -237,7 +237,7 @@ def test_the_batch_scheduler_gets_what_an_example_requests(
     *(example for example in EXAMPLES if workers_of(example) <= MANY),
     quick=lambda example: str(example) == RUN[0],
 )
-def test_an_example_runs(large: Backend, site: str, example: Example) -> None:
+def test_an_example_of_dask_jobqueue_runs(large: Backend, site: str, example: Example) -> None:
     with cluster(accepted(example), site, large, "main") as made:
         made.scale(jobs=1)
         made.wait_for_workers(workers_of(example), timeout=patience(120))
@@ -246,7 +246,7 @@ def test_an_example_runs(large: Backend, site: str, example: Example) -> None:
 
 
 @on_its_own(*(example for example in EXAMPLES if example.name == "resources"))
-def test_an_example_runs_with_every_attribute(large: Backend, site: str, example: Example) -> None:
+def test_every_attribute_of_an_example_works(large: Backend, site: str, example: Example) -> None:
     with cluster(example, site, large, "main") as made:
         made.scale(jobs=1)
         client = made.get_client()

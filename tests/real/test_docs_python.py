@@ -121,7 +121,7 @@ def delta(
 
 
 @pytest.mark.parametrize(("words", "text"), kind("alone"))
-def test_alone(words: list[str], text: str, delta: Path) -> None:
+def test_blocks_that_stand_alone_run(words: list[str], text: str, delta: Path) -> None:
     if CLUSTER in text:
         cluster = gpujobs.submit({"gpus": 1, "name": "svd", "walltime": "10m"}, site="delta")
         cluster.wait(timeout=patience(60))
@@ -137,7 +137,7 @@ def test_alone(words: list[str], text: str, delta: Path) -> None:
 
 @pytest.mark.parametrize("chain", [mark[1] for _, mark, _ in BLOCKS if mark[0] == "opens"])
 @pytest.mark.timeout(400)
-def test_on_one_cluster(chain: str, delta: Path) -> None:
+def test_blocks_on_one_cluster_run_in_their_order(chain: str, delta: Path) -> None:
     """The blocks that use a cluster, in the order of the pages."""
     found = names()
     ((_, opening),) = (block.values for block in kind("opens", chain))
@@ -153,7 +153,7 @@ def test_on_one_cluster(chain: str, delta: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "text"), kind("run"))
-def test_as_run_of_a_cluster(words: list[str], text: str, delta: Path) -> None:
+def test_blocks_run_as_the_command_of_a_cluster(words: list[str], text: str, delta: Path) -> None:
     (delta / "program.py").write_text(text)
     settings = dict(word.split("=") for word in words)
     ranks = settings.get("run_on") == "ranks"
@@ -165,7 +165,7 @@ def test_as_run_of_a_cluster(words: list[str], text: str, delta: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "text"), kind("local"))
-def test_on_this_machine(words: list[str], text: str, home: Path) -> None:
+def test_blocks_for_this_machine_run(words: list[str], text: str, home: Path) -> None:
     fakes = [NVML, NVML.parent / "ucxx", NVML.parent / "rmm"]
     path = os.pathsep.join(map(str, fakes))
     env = {**os.environ, "HOME": str(home), "PYTHONPATH": path, "DASK_CUDA_TEST_SINGLE_GPU": "1"}

@@ -77,7 +77,7 @@ def test_inference_continues(local: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_inference_without_input(local: Cli) -> None:
+def test_inference_without_input_fails_with_the_reason(local: Cli) -> None:
     enter(local, "inference")
     done = local("submit", "profile.yaml", "--wait", *CPU)
     assert done.returncode == 5
@@ -173,7 +173,7 @@ def console(page: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_groups_on_this_machine(local: Cli) -> None:
+def test_the_steps_of_groups_run_where_they_must(local: Cli) -> None:
     enter(local, "groups")
     ((program, *words),) = console("groups")
     assert program == "gpujobs"
@@ -186,7 +186,7 @@ def test_groups_on_this_machine(local: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_an_array_that_is_larger_than_memory(local: Cli) -> None:
+def test_an_array_that_is_larger_than_memory_is_spilled_and_correct(local: Cli) -> None:
     words = [
         *CPU,
         "--set",
@@ -203,7 +203,7 @@ def test_an_array_that_is_larger_than_memory(local: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.slurm
-def test_a_script_of_dask_mpi(slurm_backend: SlurmBackend, home: Path) -> None:
+def test_a_script_of_dask_mpi_runs_unchanged(slurm_backend: SlurmBackend, home: Path) -> None:
     if why := mpi.missing():
         unavailable("slurm", why)
     cli = make_cli(slurm_backend, home, "ordinary")
@@ -247,7 +247,7 @@ with Client() as client:
 
 
 @pytest.mark.slow
-def test_two_trials_on_each_gpu(local: Cli) -> None:
+def test_two_trials_run_on_each_gpu(local: Cli) -> None:
     need_library("optuna")
     gpus = with_gpus(local, 1)
     enter(local, "search")
@@ -273,7 +273,7 @@ def test_xgboost_trains_on_all_workers(local: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_numba_kernel_on_each_worker(local: Cli) -> None:
+def test_a_numba_kernel_is_compiled_and_runs_on_each_worker(local: Cli) -> None:
     need_library("numba")
     output = run_example(local, "kernel", *with_run("kernel", "--size", "100000"))
     lines = output.splitlines()
@@ -283,7 +283,7 @@ def test_a_numba_kernel_on_each_worker(local: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_arrays_without_cupy(local: Cli) -> None:
+def test_arrays_use_numpy_without_cupy(local: Cli) -> None:
     output = run_example(local, "arrays", *with_run("arrays", "--rows", "100000", "--side", "2000"))
     lines = output.splitlines()
     assert lines[0] == "2 workers, tls, NumPy (no CuPy or no GPU in the workers)"
@@ -295,7 +295,7 @@ def test_arrays_without_cupy(local: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_arrays_over_two_protocols(local: Cli) -> None:
+def test_arrays_run_over_two_protocols(local: Cli) -> None:
     enter(local, "arrays")
     gpus = with_gpus(local, 2, "ucxx", "rmm")
     run = ["python", "arrays.py", "--rows", "50000", "--side", "800"]
@@ -333,7 +333,7 @@ def test_polars_says_what_it_waits_for(local: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_tables_with_pandas(local: Cli) -> None:
+def test_tables_filter_and_write_with_pandas(local: Cli) -> None:
     need_library("pyarrow")
     output = run_example(local, "tables", *with_run("tables", "--backend", "pandas"))
     found = re.fullmatch(

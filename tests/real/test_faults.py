@@ -138,7 +138,7 @@ def test_the_id_is_not_lost_with_stdout(local: Cli, stdout: str) -> None:
 
 
 @pytest.mark.stub
-def test_submit_command_is_killed_before_it_answers(local: Cli) -> None:
+def test_a_submission_that_was_killed_before_it_answers_leaves_nothing(local: Cli) -> None:
     real, wrapper = sys.executable, local.work / "python"
     wrapper.write_text(
         f'#!/bin/bash\n[ "$3" = submit ] || exec {real} "$@"\n{real} "$@" > {local.work}/ids\nkill -9 $$\n'
@@ -176,7 +176,7 @@ def test_a_worker_that_does_not_register_ends_the_cluster(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_folder_removed_while_its_jobs_run(local: Cli) -> None:
+def test_a_cluster_whose_folder_was_removed_can_be_cancelled(local: Cli) -> None:
     cluster = local.submit({**CPU, "run": ["sleep", "600"]})
     until(lambda: local.status(cluster)["state"] == "RUNNING", 40)
     following = local.start("logs", cluster, "-f")

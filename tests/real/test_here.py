@@ -80,7 +80,7 @@ def the_cluster(cli: Cli) -> dict[str, Any]:
     return dict(found)
 
 
-def test_outside_of_a_job(cli: Cli) -> None:
+def test_run_here_outside_of_a_job_is_refused(cli: Cli) -> None:
     done = cli("run", "--here", "--", "python", "who.py")
     assert done.returncode == 2
     assert "in no job of a batch scheduler" in done.stderr and "gpujobs submit" in done.stderr
@@ -89,7 +89,9 @@ def test_outside_of_a_job(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("gpus", ["--gpus-per-node=4", slow_variant("--gpus=8")])
-def test_salloc(cli: Cli, backend: SlurmBackend, gpus: str) -> None:
+def test_a_job_of_salloc_has_workers_on_all_its_gpus(
+    cli: Cli, backend: SlurmBackend, gpus: str
+) -> None:
     """The profile asks for other GPUs, and for a queue: this job has decided that.
 
     With ``--gpus``, a step without options of its own would get one of the GPUs.
@@ -106,7 +108,7 @@ def test_salloc(cli: Cli, backend: SlurmBackend, gpus: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_own_batch_script_without_a_site(cli: Cli, backend: SlurmBackend) -> None:
+def test_an_own_batch_script_needs_no_site(cli: Cli, backend: SlurmBackend) -> None:
     """Its environment reaches all nodes, and its caller gets the exit code of the command.
 
     Its job has tasks with a GPU each, which `srun` would take for an option of each step.
@@ -139,7 +141,9 @@ PYTHON = """
 
 
 @pytest.mark.slow
-def test_from_python(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_local_cluster_in_python_uses_all_nodes_of_its_job(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     page = (ROOT / "docs" / "here.md").read_text()
     block = page.split("<!-- python here -->\n```python\n")[1].split("```")[0]
     program = cli.write("program.py", f"import json\n{block}{PYTHON}")
@@ -154,12 +158,16 @@ def test_from_python(cli: Cli, backend: SlurmBackend) -> None:
     until(lambda: not processes_with(the_cluster(cli)["id"]), 15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
-        slow_variant("scancel"), slow_variant("SIGINT"), slow_variant("SIGHUP"), slow_variant("SIGKILL"),
+        "scancel",
+        pytest.param("SIGINT", marks=pytest.mark.stub),
+        pytest.param("SIGHUP", marks=pytest.mark.stub),
+        "SIGKILL",
     ],
-)  # fmt: skip
+)
 def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, end: str) -> None:
     job = batch(
         cli, f"{shlex.join(run_here(cli, '--'))} python sleep.py 600 & echo $! > pid; wait $!"
@@ -180,7 +188,8 @@ def test_nothing_is_left_on_any_node(cli: Cli, backend: SlurmBackend, end: str) 
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_salloc(cli: Cli, backend: SlurmBackend) -> None:
+@pytest.mark.stub
+def test_ctrl_c_in_salloc_cancels_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
     argv = ["salloc", "--quiet", *JOB, *run_here(cli, "--", "python", "sleep.py", "600")]
     process = subprocess.Popen(
         argv, env=cli.env, cwd=cli.work, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -197,7 +206,7 @@ def test_ctrl_c_in_salloc(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_lines_for_an_own_batch_script(cli: Cli) -> None:
+def test_render_prints_lines_that_sbatch_accepts(cli: Cli) -> None:
     profile = cli.write("p.yaml", {"gpus": 8, "walltime": "1h", "run": ["python", "who.py"]})
     done = cli("render", "--here", "p.yaml")
     assert done.returncode == 0, done.stderr
@@ -225,7 +234,9 @@ def in_grid_engine(cli: Cli, lines: list[str], *words: str) -> list[str]:
 
 @pytest.mark.sge
 @pytest.mark.slow
-def test_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
+def test_a_job_of_grid_engine_uses_the_gpus_that_it_was_given(
+    sge_backend: SgeBackend, home: Path
+) -> None:
     """The site file says how a job finds its GPUs: two of the four of its node."""
     cli = with_programs(make_cli(sge_backend, home, "ordinary"))
     lines = ["export WANTED=2", "echo $SGE_HGR_gpu"]
@@ -236,7 +247,9 @@ def test_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
 
 @pytest.mark.sge
 @pytest.mark.slow
-def test_two_nodes_of_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
+def test_a_job_on_two_nodes_of_grid_engine_has_workers_on_both(
+    sge_backend: SgeBackend, home: Path
+) -> None:
     """`qrsh -inherit` takes no variables over; those of the script reach the other node all the same."""
     cli = with_programs(make_cli(sge_backend, home, "ordinary"))
     del cli.env["GPUJOBS_SITE"]

@@ -252,7 +252,9 @@ def steps_of(done: subprocess.CompletedProcess[str], host: Host | Laptop) -> lis
     ],
     ids=["one", *CASES, *MORE],
 )
-def test_a_command_that_a_signal_ends(tmp_path: Path, name: str, kills: int) -> None:
+def test_a_command_that_a_signal_ends_leaves_what_can_be_cancelled(
+    tmp_path: Path, name: str, kills: int
+) -> None:
     before, words, check = {**CASES, **MORE}[name]
     make: Callable[[Path], Host | Laptop] = Laptop if name.startswith("host-") else Host
     model = make(tmp_path / "model")

@@ -59,7 +59,7 @@ def wait_for_end(folder: Path) -> None:
 
 @pytest.mark.conformance(slow=("pbs", "lsf"))
 @pytest.mark.stub
-def test_a_copy_submitted_by_hand(cli: Cli, backend: Backend) -> None:
+def test_a_copy_submitted_by_hand_has_the_same_result(cli: Cli, backend: Backend) -> None:
     """The same profile, submitted by gpujobs, has the same result."""
     if not get_scheduler(backend.name).submit_folder:
         pytest.skip(f"{backend.name} has no job folders")
@@ -124,7 +124,9 @@ def sbatch(cli: Cli, *arguments: str) -> str:
 
 
 @pytest.mark.slurm
-def test_a_job_that_cannot_use_its_folder(slurm_cli: Cli, slurm_backend: SlurmBackend) -> None:
+def test_a_job_that_cannot_use_its_folder_ends_with_the_reason(
+    slurm_cli: Cli, slurm_backend: SlurmBackend
+) -> None:
     """It was moved after the submission, or is read-only; then a submission from elsewhere by its path."""
     cli = slurm_cli
     folder = render(cli, {"gpus": 1, "run": HERE})
@@ -147,7 +149,9 @@ def test_a_job_that_cannot_use_its_folder(slurm_cli: Cli, slurm_backend: SlurmBa
 
 
 @pytest.mark.slurm
-def test_groups_and_gpujobs_submit(slurm_cli: Cli, slurm_backend: SlurmBackend) -> None:
+def test_jobs_of_groups_join_one_cluster_by_hand_and_by_submit(
+    slurm_cli: Cli, slurm_backend: SlurmBackend
+) -> None:
     """One script by hand, then both by `gpujobs submit` of a copy, of which the user has changed one."""
     cli = slurm_cli
     gpu = {"gpus": 1, "gpus_per_job": 1}
@@ -181,7 +185,9 @@ def test_groups_and_gpujobs_submit(slurm_cli: Cli, slurm_backend: SlurmBackend) 
 
 
 @pytest.mark.slurm
-def test_cancel(slurm_cli: Cli, slurm_backend: SlurmBackend) -> None:
+def test_cancel_ends_jobs_of_a_folder_that_run_or_wait(
+    slurm_cli: Cli, slurm_backend: SlurmBackend
+) -> None:
     """Jobs that wait are cancelled, too, if one of their array has started."""
     cli = slurm_cli
     folder = render(cli, {"gpus": 8, "gpus_per_job": 4, "directives": ["--nodelist=node1"]})

@@ -41,7 +41,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 # -- submit ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("directives", [[], slow_variant(["--hold"])], ids=["runs", "waits"])
 @pytest.mark.stub
-def test_submit_killed_after_its_job_was_accepted(
+def test_cancel_finds_the_jobs_of_a_submit_that_was_killed_after_they_were_accepted(
     cli: Cli, backend: SlurmBackend, directives: list[str]
 ) -> None:
     """The job is in the queue, and the ledger does not know its id: a cancel finds it by its name."""
@@ -61,7 +61,9 @@ def test_submit_killed_after_its_job_was_accepted(
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_job_of_a_submit_that_was_killed_before_it_was_accepted_ends(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     """`sbatch` outlives it: the job that comes later finds that its cluster has ended."""
     site = wrapped(cli, backend, "sbatch", 'sleep 8; exec REAL "$@"')
     path = str(cli.write("p.yaml", {"gpus": 1, "name": "late"}))
@@ -78,7 +80,9 @@ def test_submit_killed_before_its_job_is_accepted(cli: Cli, backend: SlurmBacken
 
 @pytest.mark.parametrize("moment", [slow_variant("waiting"), "running"])
 @pytest.mark.stub
-def test_submit_wait_killed_while_it_waits(cli: Cli, backend: SlurmBackend, moment: str) -> None:
+def test_a_killed_submit_wait_leaves_its_cluster(
+    cli: Cli, backend: SlurmBackend, moment: str
+) -> None:
     """It only watches: the cluster goes on, and other commands know it."""
     directives = ["--hold"] if moment == "waiting" else []
     run = ["python", "-c", "import time; time.sleep(600)"]
@@ -92,7 +96,7 @@ def test_submit_wait_killed_while_it_waits(cli: Cli, backend: SlurmBackend, mome
 
 
 @pytest.mark.stub
-def test_scale_killed_while_it_submits(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_killed_scale_leaves_no_job_twice(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 1, "gpus_per_job": 1, "directives": ["--hold"]})
     wrapped(cli, backend, "sbatch", SLOW)
     record = cli.home / ".local" / "state" / "gpujobs" / "clusters" / f"{cluster}.json"
@@ -112,7 +116,9 @@ def test_scale_killed_while_it_submits(cli: Cli, backend: SlurmBackend) -> None:
 # -- in a job --------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.stub
-def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_killed_command_ends_the_cluster_with_its_exit_code(
+    cli: Cli, backend: SlurmBackend
+) -> None:
     run = ["python", "-c", "import time; print('here', flush=True); time.sleep(601)"]
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1, "run": run})
     says(cli, cluster, "here")
@@ -126,7 +132,7 @@ def test_command_killed(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.slow
-def test_killed_worker_process_is_started_again(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_killed_worker_process_is_started_again(cli: Cli, backend: SlurmBackend) -> None:
     """By its nanny: the cluster continues, as docs/elasticity.md says."""
     cluster = cli.submit({"gpus": 2})
     connected(cli, cluster, 2)
@@ -149,7 +155,7 @@ def test_killed_worker_process_is_started_again(cli: Cli, backend: SlurmBackend)
     backend.wait_empty(20, cluster)
 
 
-def test_killed_nanny_leaves_no_worker(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_killed_nanny_leaves_no_worker(cli: Cli, backend: SlurmBackend) -> None:
     """Its worker process would go on computing on the GPU."""
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)

@@ -81,7 +81,9 @@ def test_a_program_runs_from_the_laptop(laptop: Cli, node: LoginNode, installed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
-def test_another_python_of_the_login_node(laptop: Cli, node: LoginNode, version: str) -> None:
+def test_another_python_of_the_login_node_runs_all_commands(
+    laptop: Cli, node: LoginNode, version: str
+) -> None:
     """It is newer than the laptop's, and has no packages."""
     found = list(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
     if not found:
@@ -113,7 +115,7 @@ def test_a_job_folder_of_the_laptop_is_submitted_once(laptop: Cli, node: LoginNo
     assert done.returncode == 2 and "was submitted already" in done.stderr, done
 
 
-def test_a_login_node_without_python(laptop: Cli, node: LoginNode) -> None:
+def test_a_login_node_without_python_is_an_error(laptop: Cli, node: LoginNode) -> None:
     (node.home / "sh").symlink_to("/bin/sh")
     extend(node, f'PATH="{node.home}"')
     done = laptop("status")
@@ -136,7 +138,9 @@ def test_commands_for_a_site_run_on_its_host(laptop: Cli, node: LoginNode) -> No
     assert laptop("plan", "p.yaml", **own, GPUJOBS_HOST="").stdout == done.stdout
 
 
-def test_a_long_home(laptop: Cli, node: LoginNode) -> None:
+def test_a_long_home_has_its_sockets_among_the_temporary_files(
+    laptop: Cli, node: LoginNode
+) -> None:
     """The path of a socket has at most 107 bytes: it is in the folder of temporary files then."""
     state = node.laptop / ("x" * 60)
     laptop.env |= {"XDG_STATE_HOME": str(state), "TMPDIR": str(node.laptop)}

@@ -221,7 +221,9 @@ def test_ssh_gives_up_within_a_minute(boot: Boot) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["after", "before"])
-def test_ssh_is_killed_during_sbatch(boot: Boot, slurm_backend: SlurmBackend, phase: str) -> None:
+def test_a_killed_ssh_during_sbatch_leaves_what_can_be_cancelled(
+    boot: Boot, slurm_backend: SlurmBackend, phase: str
+) -> None:
     node = boot()
     laptop = laptop_of(node)
     reached = wait_at(node, phase)

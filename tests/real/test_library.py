@@ -29,7 +29,7 @@ def folder(
     assert not left, left
 
 
-def test_a_plan_from_a_mapping_and_from_a_file(folder: Path) -> None:
+def test_a_plan_is_made_from_a_mapping_and_from_a_file(folder: Path) -> None:
     plan = gpujobs.plan({**PROFILE, "workers": {"count": 3}})
     assert [group.n_workers for group in plan.groups] == [3]
     path = folder / "prep.yaml"
@@ -46,7 +46,7 @@ def test_a_wrong_value_is_named() -> None:
 
 
 @pytest.mark.stub
-def test_a_run_to_its_end() -> None:
+def test_a_run_to_its_end_is_done_and_has_its_output() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["echo", "hello"]})
     states: list[str] = []
     report = cluster.wait(patience(120), watch=lambda report: states.append(report.state))
@@ -56,13 +56,13 @@ def test_a_run_to_its_end() -> None:
 
 
 @pytest.mark.stub
-def test_a_run_that_fails() -> None:
+def test_a_run_that_fails_is_an_error_with_its_exit_code() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["sh", "-c", "exit 3"]})
     with pytest.raises(JobFailedError, match=f"{cluster.id}: .*3"):
         cluster.wait(patience(120))
 
 
-def test_a_cluster_that_stays() -> None:
+def test_a_cluster_that_stays_computes_scales_and_is_cancelled() -> None:
     cluster = gpujobs.submit(PROFILE)
     try:
         assert cluster.wait(patience(120)).connected == 1
@@ -79,7 +79,7 @@ def test_a_cluster_that_stays() -> None:
 
 
 @pytest.mark.stub
-def test_a_wait_that_takes_too_long() -> None:
+def test_a_wait_that_takes_too_long_is_a_timeout() -> None:
     cluster = gpujobs.submit({**PROFILE, "run": ["sleep", "600"]})
     try:
         with pytest.raises(TimeoutError, match=cluster.id):

@@ -35,6 +35,7 @@ print("ended")
 @pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.filterwarnings("default")
+@pytest.mark.no_code_of("sge")
 def test_a_cluster_without_tasks_ends(cli: Cli, backend: Backend) -> None:
     """A task that waits for a worker keeps the cluster; a client that only looks on does not."""
     seconds = math.ceil(patience(6))
@@ -75,6 +76,7 @@ while not (folder / "ended").exists():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
+@pytest.mark.no_code_of("sge")
 def test_a_cluster_without_clients_ends(cli: Cli, backend: Backend) -> None:
     """A client without tasks keeps the cluster; a task without clients does not."""
     seconds = math.ceil(patience(10))
@@ -124,6 +126,7 @@ with gpujobs.connect(sys.argv[1]) as client:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
+@pytest.mark.no_code_of("sge")
 def test_status_has_the_time_at_which_a_cluster_would_end(cli: Cli, backend: Backend) -> None:
     path = str(cli.write("p.yaml", {"gpus": 1, "idle_timeout": "30m"}))
     done = cli("submit", path)

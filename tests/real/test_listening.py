@@ -41,7 +41,7 @@ def status_of(port: int, path: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dashboard", ["local", "on", "off"])
-def test_the_dashboard(cli: Cli, dashboard: str) -> None:
+def test_the_dashboard_listens_where_the_profile_says(cli: Cli, dashboard: str) -> None:
     cluster, found = running(cli, dashboard=dashboard)
     lines = cli("connect", cluster).stdout
     tunnel = re.search(r"ssh -N -L (\d+):(\S+):(\d+) (.*)", lines)
@@ -102,7 +102,7 @@ INITIALIZE = "from dask_mpi import initialize; initialize()"
     ],
     ids=["mpi", "ranks"],
 )
-def test_ports_of_the_site_with_mpi(
+def test_ranks_listen_on_ports_of_the_site(
     cli: Cli, backend: SlurmBackend, profile: dict[str, Any], before: str
 ) -> None:
     """The addresses of dask's processes: MPI has listeners of its own in them."""
@@ -117,7 +117,7 @@ def test_ports_of_the_site_with_mpi(
 
 
 @pytest.mark.slow
-def test_ports_of_the_site_from_python(
+def test_the_dask_scheduler_in_python_listens_on_ports_of_the_site(
     backend: SlurmBackend, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dask scheduler of this process takes a port of the range, too."""
@@ -142,7 +142,7 @@ def test_ports_of_the_site_from_python(
 
 
 @pytest.mark.slow
-def test_ports_of_the_site(cli: Cli, backend: SlurmBackend) -> None:
+def test_all_processes_listen_on_ports_of_the_site(cli: Cli, backend: SlurmBackend) -> None:
     """Processes of both jobs are on one host here, and share the range."""
     (cli.home / "sites" / "here.yaml").write_text(text_of(limited(backend)))
     cluster, found = running(cli, dashboard="on")

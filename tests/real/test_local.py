@@ -129,6 +129,7 @@ def test_a_submission_does_not_change_the_script_of_a_running_job(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.stub
 def test_a_locale_that_is_not_utf_8_keeps_the_text(local: Cli) -> None:
     local.env |= {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     path = local.write("p.yaml", "gpus: 0\nrun: [echo, 日本]\n")

@@ -108,7 +108,7 @@ def test_the_draft_of_a_site_has_the_types_of_slices(cli: Cli, mig: SlurmBackend
         ({"gpus": 1, "gpu_type": SLICE, "workers": {"workers_per_gpu": 2}, "start_workers": 2}, [SLICES[0]] * 2),
     ],
 )  # fmt: skip
-def test_other_workers_of_a_mixed_node(
+def test_workers_of_a_mixed_node_get_the_devices_of_their_type(
     cli: Cli, mig: SlurmBackend, profile: dict[str, Any], devices: list[str]
 ) -> None:
     assert looked(cli, **profile)[1] == devices
@@ -132,7 +132,7 @@ def test_a_worker_of_two_slices_is_refused(cli: Cli, mig: SlurmBackend) -> None:
 @pytest.mark.slow
 @pytest.mark.stub
 @pytest.mark.parametrize("backend", ["slurm", "sge", "torque", "lsf"], indirect=True)
-def test_indices_of_other_batch_schedulers(backend: Backend, home: Path) -> None:
+def test_indices_of_other_batch_schedulers_become_slices(backend: Backend, home: Path) -> None:
     """Two GPUs of two slices, which a batch scheduler counts from 0 to 3. OpenPBS lists names."""
     cli = make_cli(backend, home, "ordinary", stub=True)
     site = {**cli.site, "setup": f"{cli.site['setup']}\nexport FAKE_NVML_GPUS=2 FAKE_NVML_MIG=2,2"}

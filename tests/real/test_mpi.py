@@ -20,7 +20,7 @@ from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render
 from gpujobs.schedulers.base import get_scheduler
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable, variant
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of, without_dashboard
@@ -80,9 +80,17 @@ def test_folders_that_other_users_left_do_not_stop_the_launcher(
     assert not list(scratch.glob("gpujobs-*"))
 
 
-@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
 @pytest.mark.parametrize(
-    "launcher", ["mpirun", slow_variant("srun"), slow_variant("mpiexec")], indirect=True
+    ("launcher", "worker_class"),
+    [
+        ("mpirun", "cuda"),
+        slow_variant("mpirun", "nanny"),
+        slow_variant("srun", "cuda"),
+        slow_variant("mpiexec", "cuda"),
+        variant("srun", "nanny"),
+        variant("mpiexec", "nanny"),
+    ],
+    indirect=["launcher"],
 )
 def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class: str) -> None:
     profile = {**PROFILE, "run": ["python", "who.py"], "workers": {"worker_class": worker_class}}
@@ -154,7 +162,9 @@ with Client() as client:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_environment_of_ranks_on_other_nodes(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+def test_ranks_on_other_nodes_have_the_environment_of_the_job(
+    cli: Cli, backend: SlurmBackend, home: Path
+) -> None:
     """Open MPI starts its ranks through an agent like ssh, which passes no variables."""
     agent = cli.write("agent", AGENT)
     agent.chmod(0o755)
@@ -248,22 +258,30 @@ def test_on_this_machine_there_may_be_more_ranks_than_cores(
 
 
 # -- the user's script in all ranks ----------------------------------------------------------------------------------
+SNIPPETS = {
+    "first-snippet": ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
+    "second-snippet": (
+        "gpujobs.mpi",
+        'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
+    ),
+    "dask-mpi-itself": ("dask_mpi", ""),
+}
+"""Module and keywords of `initialize`."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "keywords"),
+    ("launcher", "snippet"),
     [
-        ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
-        (
-            "gpujobs.mpi",
-            'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
-        ),
-        ("dask_mpi", ""),
+        *(("mpirun", name) for name in SNIPPETS),
+        ("srun", "first-snippet"),
+        variant("srun", "second-snippet"),
+        variant("srun", "dask-mpi-itself"),
     ],
-    ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
+    indirect=["launcher"],
 )
-def test_a_script_runs_in_all_ranks(
-    cli: Cli, backend: SlurmBackend, module: str, keywords: str
-) -> None:
+def test_a_script_runs_in_all_ranks(cli: Cli, backend: SlurmBackend, snippet: str) -> None:
+    module, keywords = SNIPPETS[snippet]
     cli.write("all.py", SCRIPT.format(module=module, keywords=keywords, end="pass"))
     profile = {
         **PROFILE,
@@ -290,6 +308,7 @@ def test_a_script_runs_in_all_ranks(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun", variant("srun")], indirect=True)
 def test_one_node_has_names_of_node_0(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({**PROFILE, "gpus": 2}, "--wait")
     names = [f"{cluster}-0-{gpu}" for gpu in range(2)]
@@ -325,9 +344,21 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 OFTEN = ("wrong-option",)
+OF_A_LAUNCHER = ("broken-dask-mpi", "command-fails")
+"""A rank that fails itself, and a launcher that is ended; a worker that fails ends the cluster in this way, too."""
 
 
-@pytest.mark.parametrize("case", [case if case in OFTEN else slow_variant(case) for case in DEATHS])
+@pytest.mark.parametrize(
+    ("launcher", "case"),
+    [
+        *(("mpirun", case) if case in OFTEN else slow_variant("mpirun", case) for case in DEATHS),
+        *(
+            slow_variant("srun", case) if case in OF_A_LAUNCHER else variant("srun", case)
+            for case in DEATHS
+        ),
+    ],
+    indirect=["launcher"],
+)
 def test_what_dies_ends_the_allocation(
     cli: Cli, backend: SlurmBackend, home: Path, launcher: str, case: str
 ) -> None:
@@ -349,7 +380,7 @@ def test_what_dies_ends_the_allocation(
 
 
 @pytest.mark.slow
-def test_dead_node_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_dead_node_ends_the_allocation(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit(PROFILE)
     connected(cli, cluster, 4)
     nodes = [
@@ -371,7 +402,9 @@ def cmdline(pid: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) -> None:
+def test_a_launcher_of_another_mpi_is_named_by_the_size_of_its_world(
+    cli: Cli, backend: SlurmBackend, home: Path
+) -> None:
     """Open MPI's ranks under an srun that does not speak to them: each would be rank 0 of 1."""
     command = [word for word in mpi.LAUNCHERS["srun"]["command"] if "pmi2" not in word]
     command.insert(1, "--mpi=none")
@@ -398,7 +431,7 @@ def test_launcher_of_another_mpi(cli: Cli, backend: SlurmBackend, home: Path) ->
     ],
     ids=["no-main-guard", "exit-code", "exception", "reserved-option", "other-class"],
 )  # fmt: skip
-def test_script_that_fails(
+def test_a_script_that_fails_ends_the_cluster_with_its_exit_code(
     cli: Cli, backend: SlurmBackend, script: str, code: int, said: str
 ) -> None:
     cli.write("all.py", script)
@@ -436,7 +469,7 @@ if os.environ["CUDA_VISIBLE_DEVICES"].startswith("1"):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
 @pytest.mark.parametrize("workers_first", [0, 1])
-def test_a_script_that_ends_before_a_worker_has_started(
+def test_a_script_that_ends_before_a_worker_has_started_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, workers_first: int
 ) -> None:
     """The worker would wait for the dask scheduler, which is gone; its launcher for its rank."""
@@ -522,7 +555,7 @@ def test_a_cluster_of_mpi_ends_without_work(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_script_in_all_ranks_without_tasks_fails_as_idle(cli: Cli, backend: SlurmBackend) -> None:
     """Its work is not done: the cluster fails."""
     cli.write("all.py", SCRIPT_WITHOUT_WORK)
     ranks = {"run_on": "ranks", "run": ["all.py"]}
@@ -541,7 +574,7 @@ def test_a_script_in_all_ranks_without_tasks(cli: Cli, backend: SlurmBackend) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["local", "job"])
 @pytest.mark.parametrize("launcher", ["mpirun"], indirect=True)
-def test_cluster_class(
+def test_the_cluster_class_refuses_the_layout_mpi(
     backend: SlurmBackend,
     home: Path,
     launcher: str,

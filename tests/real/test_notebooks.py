@@ -79,7 +79,7 @@ if __name__ == "__main__":
 """Start, scale, adapt and close a cluster with the buttons' functions of dask-labextension."""
 
 
-def test_dask_labextension(local: Cli) -> None:
+def test_the_button_of_dask_labextension_starts_a_cluster_that_scales(local: Cli) -> None:
     need_library("dask_labextension")
     config = local.home / ".config" / "dask"
     config.mkdir(parents=True)
@@ -146,7 +146,7 @@ def allow_root(local: Cli) -> None:
     (settings / "jupyter_server_config.json").write_text(text)
 
 
-def test_jupyter_in_the_head(local: Cli) -> None:
+def test_a_kernel_of_jupyter_in_the_head_connects_without_arguments(local: Cli) -> None:
     """A kernel of the server that `run` starts connects to the cluster without arguments."""
     need_library("jupyterlab")
     need_library("ipykernel")
@@ -251,7 +251,7 @@ def test_fields_of_the_form_are_data(value: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_job_of_ondemand(local: Cli) -> None:
+def test_a_job_of_ondemand_serves_jupyterlab_and_starts_a_cluster(local: Cli) -> None:
     """The job serves JupyterLab; the button of dask-labextension, in a kernel, starts a cluster."""
     for library in ("jupyterlab", "ipykernel", "dask_labextension"):
         need_library(library)

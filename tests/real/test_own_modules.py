@@ -68,7 +68,7 @@ def run_owner(cli: Cli, text: str, mode: int = 0o775) -> subprocess.CompletedPro
 
 
 @pytest.mark.conformance
-def test_run(cli: Cli, backend: Backend) -> None:
+def test_workers_of_run_import_modules_beside_the_script(cli: Cli, backend: Backend) -> None:
     folder = write_program(cli, MAIN)
     (folder / "colorsys.py").write_text("raise RuntimeError('it hides the one of the library')\n")
     profile = {"gpus": 2, "run": ["python", "app/main.py"]}
@@ -79,7 +79,9 @@ def test_run(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slurm
-def test_python(slurm_backend: SlurmBackend, home: Path) -> None:
+def test_workers_of_an_owner_import_modules_beside_its_script(
+    slurm_backend: SlurmBackend, home: Path
+) -> None:
     done = run_owner(make_cli(slurm_backend, home, "ordinary"), OWNER)
     assert done.stdout.endswith(FOUND), done.stdout + done.stderr
     nothing_left(slurm_backend)
@@ -104,7 +106,9 @@ def test_a_folder_that_others_can_write_is_said_and_no_client_waits(
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize("run_on", ["head", "ranks"])
-def test_mpi_ranks(slurm_backend: SlurmBackend, home: Path, run_on: str) -> None:
+def test_ranks_import_modules_beside_the_script(
+    slurm_backend: SlurmBackend, home: Path, run_on: str
+) -> None:
     if why := mpi.missing():
         unavailable("slurm", why)
     cli = make_cli(slurm_backend, home, "ordinary")

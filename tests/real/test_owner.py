@@ -420,7 +420,7 @@ def test_a_cluster_without_jobs_has_not_ended(
 
 
 @pytest.mark.stub
-def test_cancelled_by_hand_and_scaled_down_from_the_shell(
+def test_jobs_cancelled_by_hand_and_by_scale_are_missed_by_nobody(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     cli = Cli(home, {**backend.env(), "GPUJOBS_SITE": site()}, None)
@@ -499,7 +499,7 @@ print(client.submit(sum, [1, 2]).result())
 
 
 @pytest.mark.slow
-def test_python_c_and_a_terminal(
+def test_python_c_and_a_terminal_leave_no_job(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     path = site()

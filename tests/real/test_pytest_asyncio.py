@@ -29,7 +29,7 @@ async def cluster(site: Callable[..., str]) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-async def test_a_cluster_for_each_test(cluster: Any, number: int) -> None:
+async def test_each_test_has_a_cluster_of_its_own(cluster: Any, number: int) -> None:
     await cluster.wait_for_workers(1, timeout=patience(60))
     async with Client(cluster, asynchronous=True) as client:
         assert await client.submit(sum, [number, 2]) == number + 2

@@ -285,7 +285,7 @@ def test_jobs_and_gpus_are_displayed(
 
 
 @pytest.mark.slow
-def test_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
+def test_an_idle_cluster_asks_rarely(make: Callable[..., Any], home: Path) -> None:
     cluster = make()
     time.sleep(4)
     assert calls(home, "squeue") == 0  # no jobs, no questions
@@ -621,7 +621,7 @@ def test_the_lease_is_renewed_while_the_heads_job_waits(
 
 # -- the dask scheduler in a job -----------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
+def test_the_dask_scheduler_runs_in_the_first_worker_job(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=2, scheduler="job", scheduler_options=None)
     assert cluster.jobs[0]["head"]
     cluster.scale(4)
@@ -633,7 +633,7 @@ def test_scheduler_in_the_first_worker_job(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_scheduler_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
+def test_the_dask_scheduler_runs_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
     cluster = make(
         scale=1, scheduler="job", scheduler_options=None, head={"queue": "cpu", "memory": "512MiB"}
     )
@@ -642,14 +642,16 @@ def test_scheduler_in_a_job_of_its_own_shape(make: Callable[..., Any]) -> None:
     assert cluster.get_client().submit(lambda: 6).result() == 6
 
 
-def test_scheduler_in_a_job_that_fails_says_why(make: Callable[..., Any], home: Path) -> None:
+def test_a_dask_scheduler_in_a_job_that_fails_says_why(
+    make: Callable[..., Any], home: Path
+) -> None:
     with pytest.raises(JobFailedError, match="/nosuch/python"):
         make(scheduler="job", scheduler_options=None, environment={"python": "/nosuch/python"})
     assert calls(home, "sbatch") == 1
 
 
 @pytest.mark.slow
-def test_scheduler_in_a_job_ends_when_its_client_was_killed(
+def test_a_dask_scheduler_in_a_job_ends_when_its_client_was_killed(
     site: Callable[..., str], home: Path, backend: SlurmBackend
 ) -> None:
     with client_process(home, site(), n=2, wait=2, scheduler="job") as (process, cluster):
@@ -694,7 +696,7 @@ def test_from_name_detaches_and_shuts_down(
 
 
 @pytest.mark.slow
-def test_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[..., Any]) -> None:
+def test_an_attached_client_of_an_owned_cluster_leaves_it_alone(make: Callable[..., Any]) -> None:
     cluster = make(scale=1)
     cluster.wait_for_workers(1, timeout=patience(60))
     other = gpujobs.GPUJobQueueCluster.from_name(cluster.id)

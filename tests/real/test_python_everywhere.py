@@ -58,7 +58,9 @@ def make(
 
 
 @pytest.mark.conformance
-def test_scale_work_and_close(make: Callable[..., Any], backend: Backend) -> None:
+def test_a_cluster_scales_works_and_leaves_no_job(
+    make: Callable[..., Any], backend: Backend
+) -> None:
     cluster = make(gpus_per_job=2)
     cluster.scale(4)
     cluster.wait_for_workers(4, timeout=patience(120))
@@ -115,7 +117,7 @@ def test_a_batch_scheduler_that_is_away_delays_a_scale_only(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["cancelled", "killed"])
-def test_a_head_that_goes_while_its_owner_lives(
+def test_a_head_that_goes_while_its_owner_lives_ends_the_cluster(
     make: Callable[..., Any], backend: Backend, how: str, capfd: Any, caplog: Any
 ) -> None:
     if how == "killed" and not backend.same_host:

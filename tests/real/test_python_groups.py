@@ -70,7 +70,7 @@ def test_groups_are_scaled_by_name(make: Callable[..., Any], home: Path) -> None
     assert "--group=prep" in cluster.job_script("prep")
 
 
-def test_what_groups_refuse(make: Callable[..., Any]) -> None:
+def test_scaling_without_a_group_is_refused(make: Callable[..., Any]) -> None:
     cluster = make(groups=GROUPS)
     with pytest.raises(InputError, match="name those to scale"):
         cluster.scale(4)
@@ -148,7 +148,7 @@ def test_two_groups_adapt_at_the_same_time(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_dask_scheduler_in_a_job_of_a_group(make: Callable[..., Any]) -> None:
+def test_the_dask_scheduler_runs_in_a_job_of_a_group(make: Callable[..., Any]) -> None:
     groups = {"gpu": {"gpus": 2, "gpus_per_job": 2}, "prep": {**PREP, "workers": {"count": 1}}}
     cluster = make(groups=groups, scheduler="job", head={"group": "prep"}, scheduler_options=None)
     cluster.wait_for_workers(3, timeout=patience(90))

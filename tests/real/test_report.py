@@ -34,7 +34,7 @@ from ..unit.report_data import GROUPED, NAME, grouped_history, usage
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.filterwarnings("default")
-def test_a_failed_and_replaced_worker(make: Callable[..., Any]) -> None:
+def test_the_report_links_a_failed_job_with_its_replacement(make: Callable[..., Any]) -> None:
     cluster = make(gpus_per_job=1, env={"FAKE_NVML_UTILIZATION": "80"})
     cluster.scale(2)
     cluster.wait_for_workers(2, timeout=patience(60))
@@ -103,7 +103,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slurm
-def test_the_commands(cli: Cli) -> None:
+def test_report_submit_and_status_show_the_same_usage(cli: Cli) -> None:
     """`report`, its page and its JSON, the last line of `submit --wait`, and a column of `status`."""
     profile = {
         "gpus": 2,
@@ -188,7 +188,7 @@ LOADS = ("cpu", "memory", "idle")
 @pytest.mark.stub
 @pytest.mark.slurm
 @pytest.mark.waits
-def test_known_loads_on_slurm(cli: Cli) -> None:
+def test_known_loads_on_slurm_are_measured_within_ten_percent(cli: Cli) -> None:
     """Requested and used of two processes with CPU time, of shared memory, and of neither."""
     cli.write("loaded.py", LOADED)
     profile = {"gpus": 1, "cpus_per_job": 4, "memory_per_job": "6GiB", "walltime": "30m"}
@@ -271,7 +271,7 @@ def requests_of_pages(log: Path) -> set[str]:
     return found - {"not an origin"}
 
 
-def test_the_page_in_a_browser(
+def test_the_page_in_a_browser_makes_no_request_and_no_message(
     browser: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     path, log = tmp_path / "report.html", tmp_path / "net.json"

@@ -61,7 +61,7 @@ def test_gpus_of_each_slot_fit_a_node(cli: Cli, backend: SgeBackend, slots: int)
 
 @pytest.mark.conformance("sge")
 @pytest.mark.stub
-def test_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
+def test_a_job_in_error_is_told_and_removed(cli: Cli, backend: SgeBackend) -> None:
     cluster, job = held(cli)
     assert "held" in cli.status(cluster)["jobs"][0]["reason"]
     (
@@ -150,7 +150,7 @@ def test_a_job_deleted_while_it_waited_is_cancelled(cli: Cli, backend: SgeBacken
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend) -> None:
+def test_the_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: (print('saved', flush=True), sys.exit(3))); print('here', flush=True); time.sleep(600)"
     cluster = cli.submit(
         {"gpus": 2, "gpus_per_job": 1, "start_workers": 2, "run": ["python", "-c", code]}
@@ -168,7 +168,7 @@ def test_signal_before_the_end_reaches_the_command(cli: Cli, backend: SgeBackend
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
+def test_a_job_leaves_before_a_short_walltime(cli: Cli, backend: SgeBackend) -> None:
     cli.write("sleep.py", SLEEP)
     profile = {
         "gpus": 2,
@@ -239,7 +239,8 @@ def test_a_cluster_survives_an_outage_of_qmaster(cli: Cli, backend: SgeBackend) 
 
 
 @pytest.mark.slow
-def test_folder_with_a_space(cli: Cli, backend: SgeBackend) -> None:
+@pytest.mark.stub
+def test_a_folder_with_a_space_has_its_logs(cli: Cli, backend: SgeBackend) -> None:
     folder = cli.home / "a b:c"
     site = cli.site | {"directory": str(folder)}
     path = str(cli.write("spaces.yaml", site))

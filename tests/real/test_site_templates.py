@@ -38,7 +38,7 @@ def cli(home: Path) -> Cli:
     return made
 
 
-def test_blocks_of_a_site(cli: Cli) -> None:
+def test_blocks_of_a_site_are_in_the_script_and_run(cli: Cli) -> None:
     (cli.home / "sites" / "templates" / "local.sh.j2").write_text(TEMPLATE)
     cluster = cli.submit(PROFILE, "--wait")
     assert cli("logs", cluster).stdout == "block of the site\n"
@@ -56,7 +56,7 @@ def test_an_error_names_the_line(cli: Cli) -> None:
     assert f"{path}:4:1: template: 'names' is undefined" in done.stderr
 
 
-def test_a_template_that_others_can_write(cli: Cli) -> None:
+def test_a_template_that_others_can_write_is_not_used(cli: Cli) -> None:
     path = cli.home / "sites" / "templates" / "local.sh.j2"
     path.write_text(TEMPLATE)
     path.chmod(0o666)

@@ -36,7 +36,7 @@ def report(cli: Cli, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 @pytest.mark.slow  # a draft has the same checks, and its job is one of `doctor --run`
 @pytest.mark.conformance
-def test_a_correct_site(cli: Cli, backend: Backend) -> None:
+def test_a_correct_site_has_no_findings(cli: Cli, backend: Backend) -> None:
     found = report(cli, "here", "--live", "--run")
     assert found["correct"] and not found["findings"]
     checks = {check["name"]: check for check in found["checks"]}
@@ -48,7 +48,7 @@ def test_a_correct_site(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_of_cpu_workers(cli: Cli, backend: Backend) -> None:
+def test_a_job_of_cpu_workers_passes_the_check(cli: Cli, backend: Backend) -> None:
     queue = "cpu" if "cpu" in cli.site["queues"] else "main"
     found = report(cli, "here", "--live", "--run", "--set", "gpus=0", "--set", f"queue={queue}")
     assert found["correct"] and not found["findings"]

@@ -53,7 +53,7 @@ def states(record: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.conformance
-def test_all_trials(cli: Cli, backend: Backend) -> None:
+def test_all_trials_of_a_good_site_succeed_and_are_recorded(cli: Cli, backend: Backend) -> None:
     path = marked_site(cli, "good")
     before = listed(cli, "good")["not_verified"]
     done = cli("sites", "verify", str(path), "--yes", timeout=600)

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slurm
 @pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.stub
-def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
     other = next(job for job in cli.status(cluster)["jobs"] if not job["head"])
@@ -50,7 +50,7 @@ def test_requeued_worker_comes_back(cli: Cli, backend: SlurmBackend) -> None:
 
 
 @pytest.mark.stub
-def test_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_requeued_head_ends_the_cluster(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
     head = next(job for job in cli.status(cluster)["jobs"] if job["head"])
@@ -236,7 +236,7 @@ def test_an_array_over_the_limit_is_several_arrays(cli: Cli, backend: SlurmBacke
 
 
 @pytest.mark.stub
-def test_second_chunk_refused_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_refused_second_array_leaves_nothing(cli: Cli, backend: SlurmBackend) -> None:
     # sbatch is a script here that lets one submission through and refuses the next as a site's limit does.
     real = backend.slurm.command("which", "sbatch").strip()
     wrapper = cli.work / "sbatch"
@@ -350,7 +350,7 @@ if __name__ == "__main__":
 @pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["starting", "restarted"])
-def test_owner_dies_and_a_worker_searches_for_it(
+def test_workers_whose_owner_died_say_that_it_is_gone(
     cli: Cli, backend: SlurmBackend, workers: str
 ) -> None:
     slow = cli.work / "python"
@@ -535,7 +535,9 @@ def wrapped(cli: Cli, backend: SlurmBackend, command: str, body: str) -> str:
     ],
 )
 @pytest.mark.stub
-def test_one_job_whatever_the_answer(cli: Cli, backend: SlurmBackend, body: str) -> None:
+def test_jobs_are_submitted_once_whatever_the_answer(
+    cli: Cli, backend: SlurmBackend, body: str
+) -> None:
     site = wrapped(cli, backend, "sbatch", body)
     cluster = cli.submit(
         {"gpus": 2, "gpus_per_job": 1, "run": ["true"], "start_workers": 2},
@@ -640,7 +642,7 @@ def test_jobs_of_a_user_without_a_name_are_found(backend: SlurmBackend) -> None:
 
 
 @pytest.mark.stub
-def test_interrupted_between_asking_and_the_answer_is_adopted(
+def test_a_submission_that_was_interrupted_before_its_answer_is_adopted(
     cli: Cli, backend: SlurmBackend
 ) -> None:
     cluster = cli.submit({"gpus": 1})
@@ -689,7 +691,7 @@ def test_status_asks_once_for_all_clusters(cli: Cli, backend: SlurmBackend) -> N
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_name_at_its_greatest_length(cli: Cli, backend: SlurmBackend) -> None:
+def test_a_name_at_its_greatest_length_is_found(cli: Cli, backend: SlurmBackend) -> None:
     # Adopted by this name, too: the first reply is lost.
     name = "n" * 40
     site = wrapped(

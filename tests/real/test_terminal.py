@@ -110,7 +110,7 @@ def sleeping(local: Cli, seconds: str) -> str:
 
 
 @pytest.mark.stub
-def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
+def test_one_line_of_progress_is_rewritten_and_gone_at_the_end(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "4"), "--wait", columns=20) as window:
         frames = {window.shown}
         while window.process.poll() is None:
@@ -128,7 +128,7 @@ def test_one_line_of_progress_that_is_gone_at_the_end(local: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_plain_lines_without_a_terminal(local: Cli) -> None:
+def test_without_a_terminal_progress_has_plain_lines(local: Cli) -> None:
     done = local("submit", sleeping(local, "4"), "--wait")
     assert done.returncode == 0
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
@@ -138,7 +138,7 @@ def test_plain_lines_without_a_terminal(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_ctrl_c_while_waiting(local: Cli) -> None:
+def test_ctrl_c_while_waiting_leaves_the_cluster(local: Cli) -> None:
     with terminal(local, "submit", sleeping(local, "600"), "--wait") as window:
         cluster = window.until(r"p-[0-9a-f]{4}")
         window.until(r"here\r\n")
@@ -162,7 +162,7 @@ def test_a_closed_window_changes_nothing(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_status_watch(local: Cli) -> None:
+def test_status_watch_shows_changes_until_the_end(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     with terminal(local, "status", "--watch", columns=200) as window:
         until(lambda: re.search(rf"^{cluster} +local .*RUNNING", window.shown, re.M), 40)
@@ -192,7 +192,7 @@ for n in range(600):
 
 
 @pytest.mark.stub
-def test_logs_follow(local: Cli) -> None:
+def test_logs_follow_until_the_cluster_ends(local: Cli) -> None:
     local.write("count.py", COUNT)
     profile = {"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["python", "count.py"]}
     cluster = local.submit(profile)
@@ -218,7 +218,7 @@ def test_logs_follow(local: Cli) -> None:
 
 
 @pytest.mark.stub
-def test_completion_in_bash(local: Cli) -> None:
+def test_completion_in_bash_knows_commands_clusters_options_and_sites(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
 
     def completed(*words: str) -> list[str]:
@@ -256,7 +256,7 @@ with Client() as client:
 
 
 @pytest.mark.slow
-def test_watch(local: Cli) -> None:
+def test_status_watch_has_a_row_for_each_worker(local: Cli) -> None:
     local.write("work.py", WORK)
     workers = {"memory": "1GiB", "threads": 1}
     cluster = local.submit({"gpus": 0, "workers": workers, "run": ["python", "work.py"]})
@@ -273,7 +273,7 @@ def test_watch(local: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
-def test_no_color(local: Cli) -> None:
+def test_no_color_switches_colours_off(local: Cli) -> None:
     cluster = local.submit({"gpus": 0, "workers": {"memory": "1GiB"}, "run": ["sleep", "600"]})
     for value, coloured in (("", True), ("1", False)):
         plain = Cli(local.home, {**local.env, "NO_COLOR": value}, None)
@@ -284,7 +284,9 @@ def test_no_color(local: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.slurm
-def test_why_a_job_waits(slurm_backend: SlurmBackend, home: Path) -> None:
+def test_the_reason_of_a_waiting_job_is_shown_until_it_starts(
+    slurm_backend: SlurmBackend, home: Path
+) -> None:
     """On a real Slurm, whose reason is in both views until the job starts."""
     cli = make_cli(slurm_backend, home, "root", stub=True)
     profile = {"gpus": 2, "directives": ["--begin=now+1hour"], "run": ["sleep", "3"]}

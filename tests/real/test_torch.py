@@ -153,14 +153,16 @@ def test_a_rank_that_fails_stops_the_others(client: Any, cluster: Any, rank: int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_worker_dies(client: Any, cluster: Any, rank: int) -> None:
+def test_a_rank_whose_worker_dies_is_an_error_and_the_next_run_works(
+    client: Any, cluster: Any, rank: int
+) -> None:
     with pytest.raises(RankError, match=f"rank {rank}: worker .*-{rank} was lost"):
         run_ddp(client, die, rank)
     cluster.wait_for_workers(2, timeout=patience(120))
     assert [ranks for _, ranks, _ in run_ddp(client, gather_ranks, "")] == [[0, 1], [0, 1]]
 
 
-def test_too_few_workers_and_no_torch(home_of_module: Path) -> None:
+def test_too_few_workers_and_a_missing_torch_are_errors(home_of_module: Path) -> None:
     with cluster_of(without(home_of_module, "torch"), workers=1) as cluster:
         cluster.wait_for_workers(1, timeout=patience(60))
         with cluster.get_client() as client:
@@ -254,7 +256,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sge"], indirect=True)
-def test_ranks_of_several_nodes(cli: Cli, backend: Backend) -> None:
+def test_ranks_of_several_nodes_meet_at_an_address_of_the_first(cli: Cli, backend: Backend) -> None:
     """The nodes of the Grid Engine have addresses of their own."""
     need_library("torch")
     cli.write("nodes.py", NODES)

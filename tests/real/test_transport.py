@@ -189,7 +189,7 @@ def test_tcp_is_used_where_the_doctor_has_found_it_better(
 
 
 @pytest.mark.slow
-def test_ucxx_as_the_only_protocol(cli: Cli, backend: SlurmBackend) -> None:
+def test_ucxx_as_the_only_protocol_needs_no_certificate(cli: Cli, backend: SlurmBackend) -> None:
     """The cluster has no certificate."""
     profile = {**faked(backend), "network": {"protocol": "ucxx"}}
     cluster, _ = submit(cli, with_ucxx(backend), profile)
@@ -258,7 +258,7 @@ ONE_JOB = {"gpus": 2, "gpus_per_job": 2}
     ids=["two-jobs", "one-job", "never-another-job"],
 )
 @pytest.mark.slow
-def test_settings_of_isolated_jobs(
+def test_isolated_jobs_get_settings_of_ucx(
     cli: Cli, backend: SlurmBackend, change: dict[str, Any], expected: str
 ) -> None:
     site = isolated(cli, with_ucxx(backend))

@@ -80,7 +80,7 @@ def owner(home: Path) -> Iterator[Cli]:
     made("cancel", "--all")
 
 
-def test_another_user_of_the_machine(owner: Cli, home: Path) -> None:
+def test_another_user_of_the_machine_reads_and_reaches_nothing(owner: Cli, home: Path) -> None:
     profile = {"gpus": 0, "workers": {"count": 2}, "start_workers": 2}
     cluster = owner.submit(profile, "--wait")
     found = owner.status(cluster)
@@ -158,7 +158,7 @@ elif attack == "templates":
         ("templates", "root", 0o1777, True),
     ],
 )
-def test_a_hostile_site(
+def test_a_hostile_site_is_not_used(
     owner: Cli, home: Path, attack: str, owner_of_sites: str, mode: int, has_file: bool
 ) -> None:
     """A user has a folder in the search path in which, or above which, another user can write."""

@@ -104,7 +104,7 @@ SETUP = 'if mkdir {marker} 2> /dev/null; then echo "module: no cuda on this node
 
 
 @pytest.mark.slurm
-def test_an_owned_cluster(
+def test_the_widget_of_an_owned_cluster_shows_and_changes_its_jobs(
     browser: Browser, site: Callable[..., str], backend: SlurmBackend, home: Path
 ) -> None:
     queues = backend.site()["queues"]
@@ -147,7 +147,7 @@ cluster = gpujobs.GPUJobQueueCluster.from_name({name!r})
 """
 
 
-def test_an_attached_cluster(browser: Browser, local: Cli) -> None:
+def test_the_view_of_an_attached_cluster_changes_nothing(browser: Browser, local: Cli) -> None:
     name = local.submit({"gpus": 0, "workers": {"count": 1}, "name": "svd"}, "--wait")
     cells = [ATTACHED.format(name=name), "cluster", f"gpujobs.ClusterHandle({name!r})"]
     write_notebook(local.work / "attached.ipynb", cells)

@@ -105,7 +105,7 @@ def test_all_plain_workers_of_a_job_have_one_process_of_nannies(make: Callable[.
     assert len({worker["random"][1] for worker in workers}) == 8
 
 
-def test_variables_that_libraries_read_when_they_are_loaded(
+def test_variables_that_libraries_read_when_they_are_loaded_are_set_before(
     make: Callable[..., Any], home: Path
 ) -> None:
     nanny = {"environ": {"EXTRA": "yes"}, "pre-spawn-environ": {"MKL_NUM_THREADS": 2}}
@@ -141,7 +141,7 @@ def test_variables_that_libraries_read_when_they_are_loaded(
         ({"nanny": {"pre-spawn-environ": {"MALLOC_ARENA_MAX": 2}}}, "MALLOC_ARENA_MAX"),
     ],
 )
-def test_a_users_choice_of_how_workers_start(
+def test_a_users_choice_of_how_workers_start_is_kept(
     make: Callable[..., Any], home: Path, configured: dict[str, Any], message: str
 ) -> None:
     env = {"DASK_CONFIG": dask_config(home, configured)}
@@ -158,7 +158,9 @@ def test_a_users_choice_of_how_workers_start(
 
 
 @pytest.mark.slow
-def test_no_fork_once_the_library_of_cuda_is_loaded(make: Callable[..., Any], home: Path) -> None:
+def test_workers_are_not_forked_once_the_library_of_cuda_is_loaded(
+    make: Callable[..., Any], home: Path
+) -> None:
     early = home / "early"
     early.mkdir()
     library = early / "libcuda.so.1"

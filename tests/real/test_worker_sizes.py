@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable, variant
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
@@ -63,7 +63,7 @@ def looked(cli: Cli, profile: dict[str, Any]) -> tuple[str, dict[str, Any], dict
         ("workers", "cuda"),
         slow_variant("workers", "nanny"),
         slow_variant("mpi", "cuda"),
-        slow_variant("mpi", "nanny"),
+        variant("mpi", "nanny"),
     ],
 )
 def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_class: str) -> None:
@@ -86,7 +86,7 @@ def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_
         ("workers", "nanny"),
         ("workers", "cuda"),
         ("mpi", "cuda"),
-        ("mpi", "nanny"),
+        variant("mpi", "nanny"),
     ],
 )
 @pytest.mark.slow
@@ -150,7 +150,9 @@ def test_one_worker_too_many_on_a_gpu_ends_the_cluster(
 
 
 @pytest.mark.slow
-def test_keywords(backend: SlurmBackend, make: Callable[..., Any]) -> None:
+def test_keywords_of_workers_decide_their_gpus_and_jobs(
+    backend: SlurmBackend, make: Callable[..., Any]
+) -> None:
     cluster = make(gpus_per_worker=2, gpus_per_job=4, n_workers=2)
     cluster.wait_for_workers(2, timeout=patience(100))
     until(lambda: [len(job["gpus"]) for job in cluster.jobs] == [4], 30)
@@ -162,7 +164,7 @@ def test_keywords(backend: SlurmBackend, make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_on_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
+def test_workers_of_both_sizes_run_on_grid_engine(sge_backend: SgeBackend, home: Path) -> None:
     cli = make_cli(sge_backend, home, "ordinary")
     for workers, number in (({"gpus_per_worker": 2}, 2), ({"workers_per_gpu": 2}, 8)):
         cluster, found, _ = looked(cli, {"gpus": 4, "workers": workers})

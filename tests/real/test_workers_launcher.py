@@ -88,7 +88,9 @@ def lines(cli: Cli, cluster: str) -> list[str]:
     return [line for line in cli("logs", cluster).stdout.splitlines() if line]
 
 
-def test_the_environment_arrives(cli: Cli, backend: SlurmBackend, launcher: str) -> None:
+def test_the_environment_arrives_in_processes_of_the_launcher(
+    cli: Cli, backend: SlurmBackend, launcher: str
+) -> None:
     cluster = submit(cli, backend, launcher, "5")
     backend.wait_empty(90, cluster)
     values = f"['a b', 'c d', {launcher == 'srun'}]"

@@ -35,7 +35,7 @@ def path_with_command(cli: Cli) -> str:
     return f"{Path(cli.command).parent}:{cli.env['PATH']}"
 
 
-def test_a_flow_of_prefect(local: Cli) -> None:
+def test_tasks_of_a_flow_run_and_fail_as_their_clusters(local: Cli) -> None:
     """Prefect is replaced by decorators that return the function."""
     local.write("prefect.py", "def task(function):\n    return function\n\nflow = task\n")
     env = {**local.env, "PYTHONPATH": str(local.work)}
@@ -67,7 +67,7 @@ def snakemake(local: Cli, options: str) -> subprocess.CompletedProcess[str]:
     return run(command, env=env, cwd=local.work, timeout=180)
 
 
-def test_snakemake(local: Cli) -> None:
+def test_a_step_of_snakemake_runs_on_a_cluster(local: Cli) -> None:
     done = snakemake(local, OPTIONS)
     assert done.returncode == 0, done.stderr
     assert json.loads((local.work / "mean.json").read_text()) == {"mean": 0.5}
@@ -75,14 +75,14 @@ def test_snakemake(local: Cli) -> None:
     assert local.status(cluster["cluster"])["state"] == "DONE"
 
 
-def test_a_failed_step_of_snakemake(local: Cli) -> None:
+def test_a_failed_cluster_fails_the_step_of_snakemake(local: Cli) -> None:
     done = snakemake(local, f"--set 'run=[sh, -c, exit 3]' {OPTIONS}")
     assert done.returncode == 1
     assert "run: ended with exit code 3" in done.stderr
     assert not (local.work / "mean.json").exists()
 
 
-def test_the_script_of_nextflow(local: Cli) -> None:
+def test_the_script_of_nextflow_runs_on_a_cluster(local: Cli) -> None:
     """The script of the process, as Nextflow runs it: `bash -ue` in a folder of the task."""
     text = (local.work / "main.nf").read_text()
     (script,) = re.findall(r'"""\n(.*?)"""', text, re.S)

@@ -58,7 +58,7 @@ with gpujobs.GPUPBSCluster(
 """
 
 
-def test_cluster_of_python(cli: Cli, backend: FakeBackend) -> None:
+def test_a_python_cluster_scales_over_several_arrays(cli: Cli, backend: FakeBackend) -> None:
     done = cli.python_run(PYTHON)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[1, 3, 3]\n"

@@ -58,7 +58,7 @@ def test_a_refused_submission_leaves_no_job(backend: FakeBackend, submit: Submit
 
 
 @pytest.mark.parametrize("jobs", [slow_variant(1), 2])
-def test_reply_that_never_comes_is_adopted_once(
+def test_a_job_whose_reply_never_comes_is_adopted_once(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, jobs: int
 ) -> None:
     backend.fault("timeout", "submit", times=1)
@@ -67,7 +67,7 @@ def test_reply_that_never_comes_is_adopted_once(
     assert states(batch, ids(batch, number, jobs)) <= {JobState.RUNNING, JobState.PENDING}
 
 
-def test_garbled_reply_is_adopted_once(
+def test_a_job_with_a_garbled_reply_is_adopted_once(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit
 ) -> None:
     backend.fault("garble", "submit", times=1)
@@ -77,7 +77,7 @@ def test_garbled_reply_is_adopted_once(
 
 
 @pytest.mark.parametrize("fault", ["busy", "down"])
-def test_tried_again_until_it_is_there(
+def test_a_submission_is_tried_again_until_the_batch_scheduler_is_there(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, fault: str
 ) -> None:
     backend.fault(fault, "submit", times=1)
@@ -98,7 +98,7 @@ def test_a_batch_scheduler_that_stays_away_is_unavailable(
 
 
 # -- watch -------------------------------------------------------------------------------------------------------
-def test_unlisted_is_not_finished(
+def test_a_job_that_is_not_listed_is_not_finished(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit
 ) -> None:
     jobs = ids(batch, submit())
@@ -156,7 +156,7 @@ def test_a_cancel_without_an_answer_is_tried_again(
     until(lambda: taken(backend) == 0, 20)
 
 
-def test_cancel_that_is_refused_is_told(
+def test_a_cancel_that_is_refused_is_told(
     backend: FakeBackend, batch: SchedulerClient, submit: Submit, name: str
 ) -> None:
     jobs = ids(batch, submit())
@@ -178,7 +178,9 @@ def test_a_job_over_its_walltime_has_timed_out(
 
 # -- all of it ---------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_cluster_whose_submission_lost_its_reply(cli: Cli, backend: FakeBackend) -> None:
+def test_a_cluster_whose_submission_lost_its_reply_has_its_jobs_once(
+    cli: Cli, backend: FakeBackend
+) -> None:
     backend.fault("timeout", "submit", times=1)
     cluster = cli.submit({"gpus": 4, "gpus_per_job": 2})
     until(lambda: len(cli.status(cluster)["workers"]["connected"]) == 4, 90)

@@ -273,7 +273,7 @@ def test_run_limit_is_140_for_who_does_not_listen(
 
 
 # -- gpujobs on it ---------------------------------------------------------------------------------
-def test_states_through_the_commands(
+def test_the_commands_tell_the_states_of_jobs(
     lsf: LsfBackend, script: Callable[..., str], batch: SchedulerClient
 ) -> None:
     ids = {
@@ -380,7 +380,7 @@ def test_a_relative_reports_the_recorded_lines(relative: RelativeOfLsf) -> None:
         assert done.stderr.splitlines()[0] == real.stderr.splitlines()[0]
 
 
-def test_a_node_is_avoided(relative: RelativeOfLsf) -> None:
+def test_a_job_avoids_the_nodes_of_its_directive(relative: RelativeOfLsf) -> None:
     line = LSF().avoid(["node1", "node2"])
     done = relative.command("bsub", stdin=f"#BSUB {line}\n{SLEEP}\n")
     assert done.returncode == 0, done.stderr

@@ -103,11 +103,11 @@ def _words(text: str) -> list[str]:
         "fractional gpus", "place with a bad word",
     ],
 )  # fmt: skip
-def test_pbs_refuses(pbs: FakeBackend, title: str) -> None:
+def test_the_fake_of_pbs_refuses_with_the_recorded_words(pbs: FakeBackend, title: str) -> None:
     same_words(pbs, recorded("pbs", "02-submit-rejected.txt", title))
 
 
-def test_pbs_refuses_root_unless_it_was_told_not_to(shared_folder: Path) -> None:
+def test_the_fake_of_pbs_refuses_root_unless_it_was_told_not_to(shared_folder: Path) -> None:
     was = recorded("pbs", "02-submit-rejected.txt", "root is refused or not")
     with RecordedPbs(
         shared_folder / "rootless-pbs", queues=QUEUES, acl_roots=False
@@ -134,7 +134,7 @@ def test_pbs_refuses_crlf_and_arrays_that_may_not_be_started_again(pbs: FakeBack
         "gpu type",
     ],
 )
-def test_pbs_accepts(pbs: FakeBackend, title: str) -> None:
+def test_the_fake_of_pbs_accepts_with_the_recorded_words(pbs: FakeBackend, title: str) -> None:
     was = recorded("pbs", "01-submit-ok.txt", title)
     done = pbs.command(*was.argv)
     assert (done.returncode, re.sub(r"\d+", "0", done.stdout, count=1)) == (
@@ -156,7 +156,9 @@ def test_directives_stop_at_the_first_command(pbs: FakeBackend) -> None:
     ["array notation of PBS Pro", "unknown queue", "unknown resource", "more gpus than there are", "more nodes than there are",
      "walltime over the queue's limit", "missing script", "bad directive", "bad walltime", "name with a space"],
 )  # fmt: skip
-def test_torque_refuses(torque: FakeBackend, title: str) -> None:
+def test_the_fake_of_torque_refuses_with_the_recorded_words(
+    torque: FakeBackend, title: str
+) -> None:
     file = "01-submit-ok.txt" if title == "array notation of PBS Pro" else "02-submit-rejected.txt"
     same_words(torque, recorded("torque", file, title))
 
@@ -188,7 +190,7 @@ def was_listed(file: str, title: str, number: str) -> dict[str, Any]:
     return jobs[number]
 
 
-def test_running_job_looks_the_same(pbs: FakeBackend) -> None:
+def test_a_running_job_is_listed_as_recorded(pbs: FakeBackend) -> None:
     number = pbs.command(
         "qsub", "-N", "running", "-l", "select=1:ncpus=1:ngpus=1", "sleep.pbs"
     ).stdout.strip()
@@ -205,7 +207,7 @@ def test_running_job_looks_the_same(pbs: FakeBackend) -> None:
     assert (listed(pbs, number)["substate"], listed(pbs, number)["Exit_status"]) == (91, 271)
 
 
-def test_waiting_job_looks_the_same(pbs: FakeBackend) -> None:
+def test_a_waiting_job_is_listed_as_recorded(pbs: FakeBackend) -> None:
     number = pbs.command(
         "qsub", "-N", "pending", "-l", "select=1:ncpus=1:ngpus=100", "sleep.pbs"
     ).stdout.strip()
@@ -217,7 +219,7 @@ def test_waiting_job_looks_the_same(pbs: FakeBackend) -> None:
     assert (listed(pbs, number)["substate"], "Exit_status" in listed(pbs, number)) == (91, False)
 
 
-def test_array_looks_the_same(pbs: FakeBackend) -> None:
+def test_an_array_is_listed_as_recorded(pbs: FakeBackend) -> None:
     number = pbs.command("qsub", "arr.pbs").stdout.strip()
     member = number.replace("[]", "[2]")
     until(lambda: listed(pbs, number)["job_state"] == "B", 10)
@@ -230,7 +232,7 @@ def test_array_looks_the_same(pbs: FakeBackend) -> None:
     pbs.clean()
 
 
-def test_failed_job_looks_the_same(pbs: FakeBackend) -> None:
+def test_a_failed_job_is_listed_as_recorded(pbs: FakeBackend) -> None:
     number = pbs.command("qsub", "fail.pbs").stdout.strip()
     until(lambda: listed(pbs, number)["job_state"] == "F", 10)
     now = listed(pbs, number)

@@ -65,7 +65,7 @@ def demo(home: Path, request: pytest.FixtureRequest) -> Iterator[Demo]:
     until(lambda: not made.jobs(""), 30, "no job left")
 
 
-def test_plan_and_render(demo: Demo) -> None:
+def test_plan_and_render_know_the_plugin(demo: Demo) -> None:
     profile = str(demo.write("p.yaml", PROFILE))
     done = demo("plan", profile)
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ def state(batch: SchedulerClient, job: JobId, name: str) -> JobState:
     return batch.status([job], [name])[job].state
 
 
-def test_signal_of_the_walltime_comes_early(
+def test_the_signal_of_the_walltime_comes_early(
     backend: FakeBackend, submit: Callable[[str], JobId], tmp_path: Path
 ) -> None:
     backend.quirk(early_signal=598)
@@ -39,7 +39,7 @@ def test_signal_of_the_walltime_comes_early(
     assert got.read_text() == "signal\n"  # once
 
 
-def test_cancelled_job_stays_listed_until_it_is_killed(
+def test_a_cancelled_job_stays_listed_until_it_is_killed(
     backend: FakeBackend, batch: SchedulerClient, submit: Callable[[str], JobId], name: str
 ) -> None:
     backend.quirk(kill_delay=3)

@@ -1,7 +1,11 @@
-"""The sdist and the wheel, each in an empty environment: commands that need no batch scheduler, also those of README.md."""
+"""The sdist and the wheel: both install the same files, and these run commands that need no batch scheduler.
+
+Among them are those of README.md.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -36,6 +40,9 @@ SHOWN = {
 }
 """What commands print, in this order. Those with an id get that of the finished cluster."""
 
+OF_PIP = {"RECORD", "direct_url.json"}
+"""Files that pip writes: they list the others, and say from where gpujobs was installed."""
+
 ELSEWHERE = {"gpujobs submit svd.yaml --site delta", "gpujobs sites init"}
 """Commands of README.md that need a batch scheduler."""
 
@@ -68,20 +75,19 @@ class Installed:
         return done.stdout
 
 
-@pytest.fixture(scope="module", params=["sdist", "wheel"])
-def installed(
-    request: pytest.FixtureRequest,
-    distributions: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Installed]:
-    """A distribution, in a folder with the profile of README.md and its script."""
-    folder = tmp_path_factory.mktemp(request.param)
-    package = f"{distributions[request.param]}[demo]"
-    venv = environments.once(
-        tmp_path_factory,
-        f"{request.param}-venv",
-        lambda path: environments.install(path, package),
+def environment_of_the_sdist(factory: pytest.TempPathFactory) -> Path:
+    """Return a virtual environment with the sdist and its extra `demo`, and nothing else."""
+    package = f"{environments.distributions(factory)['sdist']}[demo]"
+    return environments.once(
+        factory, "sdist-venv", lambda path: environments.install(path, package)
     )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    """The sdist, in a folder with the profile of README.md and its script."""
+    folder = tmp_path_factory.mktemp("sdist")
+    venv = environment_of_the_sdist(tmp_path_factory)
     made = Installed(venv, folder)
     (profile,) = re.findall(r"^```yaml\n(.*?)^```$", README, re.M | re.S)
     (made.work / "svd.yaml").write_text(profile)
@@ -96,14 +102,37 @@ def test_every_command_of_the_readme_is_in_a_list() -> None:
     assert commands() <= {*shown, *ELSEWHERE}
 
 
-def test_the_version_and_the_data(installed: Installed) -> None:
+def files_of(venv: Path) -> dict[str, str]:
+    """Return the hash of each file that is installed of gpujobs, and the command."""
+    (packages,) = venv.glob("lib/*/site-packages")
+    found = [*packages.glob("gpujobs/**/*"), *packages.glob("gpujobs-*.dist-info/**/*")]
+    hashes = {
+        str(path.relative_to(venv)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
+        if path.is_file() and path.suffix != ".pyc" and path.name not in OF_PIP
+    }
+    _, command = (venv / "bin" / "gpujobs").read_text().split("\n", 1)  # after the path of Python
+    return {**hashes, "bin/gpujobs": command}
+
+
+def test_both_distributions_install_the_same_files(
+    installed: Installed, distributions: dict[str, Path], tmp_path: Path
+) -> None:
+    """What the commands of one of them do, those of the other one do, too."""
+    environments.install(tmp_path / "wheel", "--no-deps", str(distributions["wheel"]))
+    wheel, sdist = files_of(tmp_path / "wheel"), files_of(installed.bin.parent)
+    assert wheel == sdist
+    assert {Path(name).suffix for name in wheel} >= {".py", ".j2", ".yaml", ""}
+
+
+def test_the_distribution_has_its_version_and_data(installed: Installed) -> None:
     assert installed("gpujobs --version") == f"gpujobs, version {__version__}\n"
     assert "delta" in installed("gpujobs sites list")
     where = installed("python -c 'import gpujobs; print(gpujobs.__file__)'")
     assert where.startswith(str(installed.bin.parent))  # not the checkout
 
 
-def test_the_extras_of_the_readme(installed: Installed) -> None:
+def test_the_extras_of_the_readme_exist(installed: Installed) -> None:
     code = "import importlib.metadata as m; print(*m.metadata('gpujobs').get_all('Provides-Extra'))"
     extras = set(installed(f'python -c "{code}"').split())
     wanted = {
@@ -113,7 +142,7 @@ def test_the_extras_of_the_readme(installed: Installed) -> None:
     assert "cuda13" in extras
 
 
-def test_the_commands_of_the_readme(installed: Installed) -> None:
+def test_the_commands_of_the_readme_run(installed: Installed) -> None:
     cluster = ""
     for line, wanted in SHOWN.items():
         words = line.replace("NAME", "local").replace("svd-7f3a", cluster).replace("ID", cluster)
@@ -126,7 +155,7 @@ def test_the_commands_of_the_readme(installed: Installed) -> None:
     assert loaded.rstrip().endswith(" gpujobs")
 
 
-def test_a_cluster_that_stays(installed: Installed) -> None:
+def test_a_cluster_that_stays_is_connected_to_and_cancelled(installed: Installed) -> None:
     (installed.work / "stay.yaml").write_text("gpus: auto\nworkers: {count: 1}\n")
     cluster = installed("gpujobs submit stay.yaml --site local --wait").strip()
     assert cluster in installed(f"gpujobs connect {cluster}")
@@ -135,7 +164,7 @@ def test_a_cluster_that_stays(installed: Installed) -> None:
     until(lambda: not processes_with(cluster), 30)
 
 
-def test_make_demo_in_the_sdist(distributions: dict[str, Path], tmp_path: Path) -> None:
+def test_make_demo_runs_in_the_sdist(distributions: dict[str, Path], tmp_path: Path) -> None:
     with tarfile.open(distributions["sdist"]) as archive:
         archive.extractall(tmp_path, filter="data")
     (checkout,) = tmp_path.glob("gpujobs-*")

@@ -57,7 +57,7 @@ def env(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return settings | own | {"UV_FIND_LINKS": ",".join(links)}
 
 
-def test_uv(env: dict[str, str]) -> None:
+def test_an_environment_of_uv_runs_the_program_of_the_page(env: dict[str, str]) -> None:
     page = (ROOT / "docs" / "environments.md").read_text()
     block = re.search(r"```console\n((?:\$ .*\n)*\$ uv .*\n(?:\$ .*\n)*)```", page)
     assert block

@@ -118,7 +118,7 @@ def stop_later(cli: Cli, command: str) -> Iterator[None]:
         timer.cancel()
 
 
-def test_the_first_job_on_this_machine(home: Path) -> None:
+def test_the_first_job_runs_as_written_on_this_machine(home: Path) -> None:
     cli = Cli(home, {}, None)
     write_files(cli, FIRST_JOB)
     assert len(execute(cli, session_of(FIRST_JOB, "local"), {})) == 6
@@ -141,7 +141,7 @@ def delta(slurm_backend: SlurmBackend, home: Path, request: pytest.FixtureReques
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)  # what the guide promises
-def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
+def test_the_first_job_runs_as_written_on_a_batch_cluster(delta: Cli) -> None:
     write_files(delta, FIRST_JOB)
     printed = execute(delta, session_of(FIRST_JOB, "delta"), {})
     assert len(printed) == 9
@@ -151,7 +151,7 @@ def test_the_first_job_on_a_batch_cluster(delta: Cli) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.timeout(600)
-def test_the_first_minute_of_the_readme(delta: Cli) -> None:
+def test_the_first_minute_of_the_readme_runs_as_written(delta: Cli) -> None:
     write_files(delta, ROOT / "README.md")
     path = delta.home / "sites" / "delta.yaml"
     site = json.loads(path.read_text())
@@ -178,7 +178,9 @@ SESSIONS = [
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("session", SESSIONS)
-def test_commands_beside_a_running_cluster(session: str, delta: Cli) -> None:
+def test_commands_beside_a_running_cluster_print_what_their_page_says(
+    session: str, delta: Cli
+) -> None:
     """The clusters `svd-7f3a`, of one job with four workers, and `pipe-7f3a`, with groups."""
     (delta.work / "svd.py").write_text(WAITING)
     (delta.work / "delta.yaml").write_text((delta.home / "sites" / "delta.yaml").read_text())

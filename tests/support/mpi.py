@@ -14,6 +14,10 @@ _MPICH = (
     f"export MPI4PY_MPIABI=mpich LD_LIBRARY_PATH={PREFIX}/mpich/lib\n"
     "export MPIR_CVAR_NOLOCAL=1 MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp"
 )
+# Ranks of Open MPI that wait for others keep a core busy; so they leave it to whoever needs it.
+_OPEN_MPI = (
+    f"export MPI4PY_MPIABI=openmpi LD_LIBRARY_PATH={PREFIX}/lib OMPI_MCA_mpi_yield_when_idle=1"
+)
 AS_ROOT = {
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1"
     for package in ("OMPI", "PRTE")
@@ -25,7 +29,7 @@ LAUNCHERS: dict[str, dict[str, Any]] = {
     "mpirun": {  # Open MPI starts its ranks by itself, through srun
         "command": [
             f"{PREFIX}/bin/mpirun", "-np", "{ranks}", "--map-by", "ppr:{ranks_per_node}:node:oversubscribe", "--bind-to", "none"],
-        "setup": f"export MPI4PY_MPIABI=openmpi LD_LIBRARY_PATH={PREFIX}/lib\nexport {_AS_ROOT}",
+        "setup": f"{_OPEN_MPI}\nexport {_AS_ROOT}",
     },
     "srun": {
         "command": [

@@ -80,7 +80,7 @@ def test_a_cluster_whose_workers_never_connected_gets_no_advice() -> None:
     assert "CPUs of a job" in usage_text(found) and advice_lines(found) == []
 
 
-def test_a_size_that_fits() -> None:
+def test_a_size_that_fits_gets_no_other_advice() -> None:
     hosts = [host(job, 15.8, 50 * GIB) for job in RUNS]
     found = sized(*hosts)
     assert keys(found) == {"gpu_memory": 10 * GIB}

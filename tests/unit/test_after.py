@@ -68,7 +68,7 @@ def test_the_last_attempt_is_waited_for(home: Path, ledger: Ledger) -> None:
     assert submissions(home, ledger, "other-0001:ok") == ["7", "8"]
 
 
-def test_a_cluster_that_has_ended(home: Path, ledger: Ledger) -> None:
+def test_after_a_cluster_that_has_ended_nothing_waits(home: Path, ledger: Ledger) -> None:
     end(home, EndKind.DONE, 0)
     assert submissions(home, ledger, "other-0001") is None
     end(home, EndKind.FAILED, 3)
@@ -87,7 +87,7 @@ def test_a_cluster_that_has_ended(home: Path, ledger: Ledger) -> None:
         ({"scheduler": "lsf"}, "which has another batch scheduler"),
     ],
 )
-def test_clusters_that_cannot_be_waited_for(
+def test_clusters_that_cannot_be_waited_for_are_refused(
     home: Path, ledger: Ledger, changes: dict[str, object], message: str
 ) -> None:
     ledger.update("other-0001", **changes)
@@ -95,13 +95,13 @@ def test_clusters_that_cannot_be_waited_for(
         submissions(home, ledger, "other-0001")
 
 
-def test_a_cluster_that_is_being_submitted(home: Path, ledger: Ledger) -> None:
+def test_a_cluster_that_is_being_submitted_cannot_be_waited_for(home: Path, ledger: Ledger) -> None:
     ledger.update("other-0001", submissions=(), intent=Submission("", 0, 1, time=time.time()))
     with pytest.raises(InputError, match="is being submitted"):
         submissions(home, ledger, "other-0001")
 
 
-def test_unknown_clusters_and_bad_values(home: Path, ledger: Ledger) -> None:
+def test_unknown_clusters_and_bad_values_are_refused(home: Path, ledger: Ledger) -> None:
     with pytest.raises(NoSuchClusterError):
         submissions(home, ledger, "other-0002")
     for text in ("other-0001:notok", "a b", "../x"):
@@ -141,7 +141,7 @@ def test_the_first_job_checks_it(
     assert ("has no interface none" in reason) is not bool(failed)  # it has begun its work
 
 
-def test_status_of_a_cluster_that_waits(home: Path) -> None:
+def test_status_says_which_cluster_is_waited_for(home: Path) -> None:
     own = record(home, "own-0001")
     value = {"cluster": "other-0001", "folder": str(home / "other"), "any_end": False}
     (home / "own-0001" / "after").write_text(json.dumps(value))

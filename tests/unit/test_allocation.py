@@ -51,7 +51,9 @@ def write_site(home: Path, scheduler: str, more: str = "") -> None:
         ("sge", "qrsh -inherit -nostdin -noshell {node} "),
     ],
 )
-def test_built_in_launchers(home: Path, scheduler: str, launcher: str) -> None:
+def test_each_batch_scheduler_has_a_built_in_launcher(
+    home: Path, scheduler: str, launcher: str
+) -> None:
     more = (
         'request: ["-q {queue}", "-pe x {nodes}", "-l gpu={gpus_per_job}"]'
         if scheduler == "sge"
@@ -91,7 +93,9 @@ def test_a_queue_for_mpi_is_for_allocations(home: Path, layouts: str) -> None:
         ),
     ],
 )
-def test_errors(home: Path, scheduler: str, more: str, profile: str, reason: str) -> None:
+def test_what_an_allocation_cannot_have_is_refused(
+    home: Path, scheduler: str, more: str, profile: str, reason: str
+) -> None:
     write_site(home, scheduler, more)
     assert reason in error_of(home, profile)
 
@@ -139,18 +143,20 @@ def test_two_processes_on_a_node_are_refused(
         ("LSB_DJOB_HOSTFILE", "n1\nn1\nn2\nn2\n"),
     ],
 )
-def test_files_with_the_nodes_of_a_job(tmp_path: Path, variable: str, text: str) -> None:
+def test_the_file_of_each_batch_scheduler_lists_the_nodes_of_a_job(
+    tmp_path: Path, variable: str, text: str
+) -> None:
     (tmp_path / "nodes").write_text(text)
     assert job_nodes({variable: str(tmp_path / "nodes")}) == ["n1", "n2"]
 
 
-def test_nodes_without_a_file() -> None:
+def test_nodes_without_a_file_are_in_a_variable_or_an_error() -> None:
     assert job_nodes({"LSB_HOSTS": "n1 n1 n2"}) == ["n1", "n2"]
     with pytest.raises(LookupError, match="does not list the nodes"):
         job_nodes({"PBS_NODEFILE": "/nosuch"})
 
 
-def test_a_launcher_for_each_node(folder: Folder) -> None:
+def test_a_launcher_that_names_the_node_starts_once_for_each(folder: Folder) -> None:
     """It is found on the PATH of the shell that submitted the job, and gets no words with quotes."""
     programs = folder.path / "bin"
     programs.mkdir()

@@ -270,7 +270,7 @@ def test_another_queue_is_tried_if_there_are_too_many_jobs(home: Path) -> None:
     assert made_plan(home, "gpus: 12\n").groups[0].queue == "large"
 
 
-def test_most_jobs_within_all_limits(home: Path) -> None:
+def test_the_smallest_limit_counts(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "max_jobs: 5"))
     site = made_plan(home, "gpus: 1\n").site
     assert most_allowed(job_limits(site, "gpu", 4)) == 5
@@ -409,7 +409,9 @@ def test_numbers_have_an_upper_bound(home: Path, profile: str, message: str) -> 
         ("worker_class: nanny, options: {multiprocessing_method: spawn}", "`dask worker` has no option multiprocessing_method"),
     ],
 )  # fmt: skip
-def test_options_of_workers_that_no_job_can_have(home: Path, workers: str, message: str) -> None:
+def test_options_of_workers_that_no_job_can_have_are_refused(
+    home: Path, workers: str, message: str
+) -> None:
     (home / "s.yaml").write_text(GPU_40)
     error = error_of(home, f"gpus: 4\nworkers: {{{workers}}}\n")
     assert "svd.yaml:2" in error and message in error
@@ -427,12 +429,12 @@ def test_options_of_workers_that_no_job_can_have(home: Path, workers: str, messa
         "worker_class: nanny, options: {no-nanny: true, lifetime: 1h}",
     ],
 )
-def test_options_of_workers_that_jobs_can_have(home: Path, workers: str) -> None:
+def test_options_of_workers_that_jobs_can_have_are_accepted(home: Path, workers: str) -> None:
     (home / "s.yaml").write_text(GPU_40)
     made_plan(home, f"gpus: 4\nworkers: {{{workers}}}\n")
 
 
-def test_keywords_of_workers_of_mpi(home: Path) -> None:
+def test_ranks_refuse_options_of_the_command(home: Path) -> None:
     """The rank's class takes keywords, not the options of the command."""
     profile = "gpus: 4\nlayout: mpi\nrun_on: ranks\nrun: [all.py]\nworkers: {{worker_class: {0}, options: {{{1}: x}}}}\n"
     error = error_of(home, profile.format("cuda", "multiprocessing_method"))
@@ -453,7 +455,9 @@ def test_keywords_of_workers_of_mpi(home: Path) -> None:
         ("UID", "bash refuses it"),
     ],
 )
-def test_variables_that_would_break_the_cluster(home: Path, name: str, reason: str) -> None:
+def test_variables_that_would_break_the_cluster_are_refused(
+    home: Path, name: str, reason: str
+) -> None:
     error = error_of(home, f"gpus: 1\nenv:\n  A: x\n  {name}: '9'\n")
     assert "svd.yaml:4:" in error and f"`env.{name}`: {name} " in error and reason in error
 
@@ -475,7 +479,7 @@ def test_patterns_with_many_repeats_cannot_hang(home: Path, pattern: str) -> Non
     assert "does not match" in error_of(home, {"gpus": 1, "account": 100 * "a" + "-"})
 
 
-def test_setup_that_is_no_bash(home: Path) -> None:
+def test_a_setup_that_is_no_bash_is_refused_with_its_line(home: Path) -> None:
     text = "gpus: 0\nenvironment:\n  setup: |\n    module load cuda\n    if\n"
     spec = make_spec(home, text, "local")
     with pytest.raises(InputError, match=r"svd\.yaml:6:1: `environment\.setup`: bash -n refuses"):

@@ -89,7 +89,9 @@ def failed_job(
         (failed_job("x", seen=4, exit_code=0), None),
     ],
 )
-def test_when_a_node_is_to_blame(report: ClusterReport, sure: bool | None) -> None:
+def test_a_node_is_to_blame_for_failures_of_its_gpus_only(
+    report: ClusterReport, sure: bool | None
+) -> None:
     found = list(failures(report, START + 60))
     assert [(one.node, one.sure) for one in found] == ([] if sure is None else [("node2", sure)])
 
@@ -104,7 +106,7 @@ def test_when_a_node_is_to_blame(report: ClusterReport, sure: bool | None) -> No
         ("NVMLError_Unknown: GPU on host1: failed", "node2"),
     ],
 )
-def test_which_node_of_a_job_is_to_blame(reason: str, node: str) -> None:
+def test_the_node_that_the_reason_names_is_to_blame(reason: str, node: str) -> None:
     """The batch scheduler says node2, or it is the first of an allocation's."""
     assert [one.node for one in failures(failed_job(reason), START + 60)] == [node]
 
@@ -113,7 +115,7 @@ def failure(node: str, time: float, *, sure: bool = True, site: str = "here") ->
     return NodeFailure(time, site, node, "svd-0000", f"7_{time:.0f}", time - 60, LOST_GPU, sure)
 
 
-def test_how_long_a_node_is_avoided() -> None:
+def test_a_node_is_avoided_for_a_limited_time() -> None:
     found = [
         failure("old", 0.0),
         failure("once", 100.0, sure=False),
@@ -150,7 +152,7 @@ def test_a_running_job_leaves_a_node_on_which_a_gpu_fails(
     assert not badnodes.turned_bad([job], others, "svd-0000")
 
 
-def test_a_failure_in_the_future(tmp_path: Path) -> None:
+def test_a_failure_in_the_future_counts_as_now(tmp_path: Path) -> None:
     """A node whose clock is wrong is not bad for years; another host may be some seconds ahead."""
     now = START + 60
     ended = Ended(EndKind.FAILED, 1, LOST_GPU, 1, START + 10**9)
@@ -184,7 +186,7 @@ def test_the_file_has_each_failure_once(tmp_path: Path) -> None:
     assert note([failed_job("fine", exit_code=0, seen=4)], ledger, START)[0].bad_nodes == ()
 
 
-def test_the_text_for_the_operator() -> None:
+def test_the_text_for_the_operator_has_what_a_ticket_needs() -> None:
     sampled = History(started={1: START}, gpus=(GpuSamples(1, "node2", "GPU-1", 2**34),))
     usage = make_usage(failed_job(LOST_GPU), sampled, Targets(), START + 60)
     one = replace(failure("node2", START), reason="NVML error")
@@ -205,7 +207,9 @@ def test_the_text_for_the_operator() -> None:
     ("nodes", "own", "others"),
     [(1, 0, 0), (2, 0, 0), (3, 1, 0), (9, 2, 0), (10, 2, 1), (20, 2, 2), (400, 2, 38)],
 )
-def test_how_many_nodes_are_avoided(home: Path, nodes: int, own: int, others: int) -> None:
+def test_a_tenth_of_the_nodes_and_those_of_the_cluster_itself_are_avoided(
+    home: Path, nodes: int, own: int, others: int
+) -> None:
     """The cluster of two whole nodes has failed on two of 40 bad nodes, which are not the newest."""
     (home / "s.yaml").write_text(
         SLURM.replace("gpus_per_node: 4", f"gpus_per_node: 4, nodes: {nodes}")
@@ -259,7 +263,7 @@ def test_the_batch_scheduler_is_asked_for_the_number(
     assert list(avoidance(plan, plan.groups[0])[0]) == avoided and asked.exists()
 
 
-def test_directives_of_each_batch_scheduler(home: Path) -> None:
+def test_each_batch_scheduler_has_its_directive_or_none(home: Path) -> None:
     from gpujobs.schedulers import get_scheduler
 
     lines = {
@@ -277,7 +281,7 @@ def test_directives_of_each_batch_scheduler(home: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", ["example-pbs", "example-torque"])
-def test_a_node_that_cannot_be_avoided(home: Path, machine: str) -> None:
+def test_a_node_that_cannot_be_avoided_changes_nothing(home: Path, machine: str) -> None:
     """OpenPBS refuses `host!=n7`, and Torque has no such request: nothing is written or noted."""
     usual = made_plan(home, {"gpus": 1, "account": "p12345"}, machine)
     bad = [failure("n7", START)]
@@ -297,7 +301,7 @@ def test_a_directive_of_the_user_has_priority(home: Path) -> None:
     assert avoidance(own, own.groups[0]) == ((), "")
 
 
-def test_the_sites_own_directive(home: Path) -> None:
+def test_the_sites_own_directive_excludes_nodes(home: Path) -> None:
     """Torque has none: a real one refuses `-l host!=n7`, and passes `-W x=…` on to hooks."""
     site = SLURM.replace("slurm", "torque").replace("--account={account}", "-A {account}")
     option = "options: {avoid_nodes: {directive: '-W x=EXCLUDE:{avoid_nodes}'}}\n"
@@ -306,7 +310,7 @@ def test_the_sites_own_directive(home: Path) -> None:
     assert "\n#PBS -W x=EXCLUDE:n7,n8\n" in render(plan, "p-0000")[0].text
 
 
-def test_the_table_of_nodes() -> None:
+def test_the_table_of_nodes_begins_with_the_newest_failure() -> None:
     found = badnodes.rows(
         [failure("node2", START), failure("node3", START + 9, sure=False)], START + 60
     )

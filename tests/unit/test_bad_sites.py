@@ -119,7 +119,7 @@ def test_local_machine_has_too_few_gpus(home: Path) -> None:
     assert "no directives" in error_of(home, "gpus: 0\ndirectives: [--x]\n", "local", machine)
 
 
-def test_no_such_site(home: Path) -> None:
+def test_an_unknown_site_is_an_error_with_the_list(home: Path) -> None:
     with pytest.raises(
         InputError, match=r"no site `nosuch`\n  hint: .*`gpujobs sites list` shows all"
     ):
@@ -132,13 +132,15 @@ def test_no_such_site(home: Path) -> None:
 @pytest.mark.parametrize(
     "setting", ["gpus", "=8", "gpus=8=9", "workers.memory=16", "a b=1", "gpus=[1"]
 )
-def test_settings(home: Path, setting: str) -> None:
+def test_bad_settings_are_refused(home: Path, setting: str) -> None:
     (home / "svd.yaml").write_text("gpus: 1\n")
     with pytest.raises(InputError, match="--set"):
         load_spec(home / "svd.yaml", site="local", settings=settings_document((setting,)))
 
 
-def test_an_unset_variable_in_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unset_variable_in_directory_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / "s.yaml").write_text(SLURM + "directory: $SCRATCH/gpujobs\n")
     monkeypatch.delenv("SCRATCH", raising=False)
     message = error_of(home, "gpus: 1\nstart_workers: 2\n")
@@ -169,7 +171,7 @@ def test_account_without_a_directive_is_written_as_usual(
 
 
 @pytest.mark.parametrize("scheduler", ["lsf", "sge"])
-def test_other_cluster_that_cannot_be_reached(home: Path, scheduler: str) -> None:
+def test_another_cluster_that_cannot_be_reached_is_refused(home: Path, scheduler: str) -> None:
     text = SLURM.replace("scheduler: slurm", f"scheduler: {scheduler}\ncluster: other")
     (home / "s.yaml").write_text(text)
     message = error_of(home, "gpus: 1\n")
@@ -196,14 +198,16 @@ PBS = SLURM.replace("slurm", "pbs").replace("--account={account}", "-A {account}
         (SLURM + "visible_devices: exclusive\n", "must be `exclusive: true`"),
     ],
 )  # fmt: skip
-def test_errors_that_make_every_plan_fail(home: Path, site: str, message: str) -> None:
+def test_errors_that_make_every_plan_fail_are_told_once(
+    home: Path, site: str, message: str
+) -> None:
     (home / "s.yaml").write_text(site)
     found = "\n".join(str(problem) for problem in site_problems(load_site("./s.yaml")))
     assert message in found
     assert "a profile for every queue" not in found
 
 
-def test_all_errors_of_all_queues(home: Path) -> None:
+def test_all_errors_of_all_queues_are_found(home: Path) -> None:
     queues = "max_nodes: 1}\n  b: {gpus_per_node: 1, directives: [--output=x]}\n  c: {directives: [--time=1]}"
     (home / "s.yaml").write_text(
         SLURM.replace("max_nodes: 1}", queues) + "directives: [--array=1]\n"
@@ -275,7 +279,7 @@ def test_files_that_cannot_be_read_do_not_stop_others(
     assert not any("Emacs" in line or ".#" in line for line in found)
 
 
-def test_a_folder_of_sites_that_is_a_loop_of_links(
+def test_a_folder_of_sites_that_is_a_loop_of_links_is_ignored_with_a_warning(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = folder.parent / "loop"
@@ -287,7 +291,9 @@ def test_a_folder_of_sites_that_is_a_loop_of_links(
     assert line == f"a folder of sites is ignored: {loop}: Too many levels of symbolic links"
 
 
-def test_host_names_of_an_extended_site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_names_of_an_extended_site_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = folder.parent / "own"
     own.mkdir()
     (own / "mine.yaml").write_text("extends: mine\ndirectory: /scratch/x\n")
@@ -339,7 +345,7 @@ def test_the_name_of_the_cluster_selects_a_site_after_the_host_name(
         load_site("third")
 
 
-def test_paths_that_are_no_files(folder: Path) -> None:
+def test_paths_that_are_no_files_are_errors(folder: Path) -> None:
     (folder / "directory.yaml").mkdir()
     (folder / "link.yaml").symlink_to("/nosuch/x.yaml")
     (folder / "loop.yaml").symlink_to("loop.yaml")
@@ -357,7 +363,7 @@ def test_paths_that_are_no_files(folder: Path) -> None:
             load_site(name)
 
 
-def test_a_name_that_is_almost_a_site(folder: Path) -> None:
+def test_a_name_that_is_almost_a_site_gets_a_hint(folder: Path) -> None:
     with pytest.raises(InputError, match=r"no site `min`\n  hint: did you mean mine\?"):
         load_site("min")
     (folder / "other.yml").write_text(SLURM)
@@ -365,7 +371,7 @@ def test_a_name_that_is_almost_a_site(folder: Path) -> None:
         load_site("other")
 
 
-def test_a_queue_that_requires_an_account(home: Path) -> None:
+def test_a_queue_that_requires_an_account_is_refused_without_one(home: Path) -> None:
     queue = "max_nodes: 1, account: {required: true}}"
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", queue))
     assert "queue gpu of site s requires an `account`" in error_of(home, "gpus: 1\n")
@@ -382,7 +388,9 @@ def test_a_queue_that_requires_an_account(home: Path) -> None:
         ("shell:\n", "s.yaml:7:1: `shell` must be a path, not nothing"),
     ],
 )
-def test_values_that_are_no_lists(home: Path, text: str, message: str) -> None:
+def test_values_that_are_no_lists_are_refused_with_the_right_form(
+    home: Path, text: str, message: str
+) -> None:
     (home / "s.yaml").write_text(SLURM + text)
     with pytest.raises(InputError, match=re.escape(message)):
         load_site("./s.yaml")

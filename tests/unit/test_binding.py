@@ -55,7 +55,7 @@ LEFT, RIGHT = set(range(8)), set(range(8, 16))
         ([], [], RIGHT, 1, RIGHT, ""),  # no GPU
     ],
 )
-def test_cpus_near_the_gpus(
+def test_cpus_near_the_gpus_are_chosen_within_the_allowed_ones(
     own: list[set[int] | None],
     others: list[set[int] | None],
     allowed: set[int],
@@ -107,7 +107,7 @@ MIG, MIG2 = (f"MIG-n1-0000-0000-{number:04d}-000000000001" for number in range(2
         (WorkerSize(per_gpu=2).environ(["0,1", "0,1", "1,0", "1,0"]) | {"CUDA_VISIBLE_DEVICES": "1,0"}, {0, 4}, ("0,4", 2, "0-1", "1", "few CPUs of the job are near the GPU: 1 for 2 threads")),
     ],
 )  # fmt: skip
-def test_choice_of_a_worker(
+def test_a_worker_chooses_the_cpus_near_its_own_gpus(
     node: None,
     monkeypatch: pytest.MonkeyPatch,
     environ: dict[str, str],
@@ -160,7 +160,7 @@ FAR_AWAY: Binding = {"cpus": "0-7", "cores": 8, "nodes": "0", "gpu_nodes": "1", 
 ONE_CORE: Binding = {"cpus": "0,64", "cores": 1, "nodes": "0", "gpu_nodes": "0", "reason": ""}
 
 
-def test_warnings() -> None:
+def test_far_and_shared_cores_are_warned_of() -> None:
     fine = {"a-0": worker("n1", NEAR), "a-1": worker("n1", NEAR), "a-2": worker("n1", None)}
     fine |= {"a-3": worker("n1", ONE_CORE), "a-4": worker("n2", ONE_CORE)}
     assert binding_messages(fine) == []

@@ -65,7 +65,7 @@ def names() -> list[str]:
     return [found.path.name for found in leftovers(Ledger())]
 
 
-def test_only_ended_clusters(add: Callable[..., ClusterRecord]) -> None:
+def test_only_ended_clusters_are_removed(add: Callable[..., ClusterRecord]) -> None:
     add("a-0000")
     add("b-0000", finished=False)  # runs, or its state is unknown
     add("c-0000")
@@ -94,7 +94,9 @@ def test_nothing_else_is_touched(add: Callable[..., ClusterRecord], home: Path) 
     assert "e-0000" not in {record.id for record in Ledger().all()}
 
 
-def test_what_commands_from_a_laptop_have_left(add: Callable[..., ClusterRecord]) -> None:
+def test_what_commands_from_a_laptop_have_left_is_removed(
+    add: Callable[..., ClusterRecord],
+) -> None:
     root = add("a-0000", finished=False).path.parent
     for name in ("sent/0a", "uploads/used-01", "uploads/old-02"):
         left(root / name)
@@ -133,7 +135,9 @@ def test_folders_of_the_user_stay(add: Callable[..., ClusterRecord], home: Path)
         assert (path / "scripts" / "file").exists(), path
 
 
-def test_folders_of_commands_that_were_killed(add: Callable[..., ClusterRecord]) -> None:
+def test_folders_of_commands_that_were_killed_are_removed(
+    add: Callable[..., ClusterRecord],
+) -> None:
     """Those from which nothing was submitted; another host may have the record of the others."""
     root = add("a-0000", finished=False).path.parent
     for name in ("b-0000", "doctor-1234", "new-x", "sent/new-y"):
@@ -148,7 +152,9 @@ def test_folders_of_commands_that_were_killed(add: Callable[..., ClusterRecord])
     assert names() == ["new-y", "b-0000", "doctor-1234", "new-x"]
 
 
-def test_job_folders_of_a_laptop(add: Callable[..., ClusterRecord]) -> None:
+def test_job_folders_of_a_laptop_are_removed_after_the_end_of_their_cluster(
+    add: Callable[..., ClusterRecord],
+) -> None:
     """Those whose cluster has ended; the jobs of the others may be in the queue."""
     root = add("a-0000", finished=False).path.parent
     for name, files in (("0a", ("record.json", "ended")), ("0b", ("record.json",)), ("0c", ())):
@@ -172,7 +178,9 @@ def test_job_folders_of_a_laptop(add: Callable[..., ClusterRecord]) -> None:
         ([], ["big-0000", "old-0000"]),
     ],
 )
-def test_filters(add: Callable[..., ClusterRecord], words: list[str], removed: list[str]) -> None:
+def test_filters_choose_what_is_removed(
+    add: Callable[..., ClusterRecord], words: list[str], removed: list[str]
+) -> None:
     add("old-0000")
     path = add("big-0000").path / "scripts" / "file"
     path.write_bytes(b"x" * 2**21)

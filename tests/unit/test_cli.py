@@ -268,7 +268,7 @@ def test_commands_that_only_read_take_the_beginning_of_an_id(run, tmp_path: Path
     assert "svd-0001" in run("connect", "svd").stderr  # it has ended
 
 
-def test_logs_of_a_cluster_that_ended_without_output(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_logs_says_why_a_cluster_ended_without_output(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     record = submitted(tmp_path, "svd-0001").get("svd-0001")
     assert "there is no output yet" in run("logs", record.id).stderr
     ended = Ended(EndKind.CANCELLED, 143, "cancelled by gpujobs")
@@ -340,7 +340,7 @@ def test_wrong_usage_exits_with_2(run, arguments: list[str]) -> None:  # type: i
     assert "Traceback" not in done.stderr
 
 
-def test_a_record_that_is_not_valid(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_that_is_not_valid_is_named_and_hides_no_other(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     ledger = submitted(tmp_path, "svd-0001")
     (ledger.folder / "half-0000.json").write_text('{"id": "ha')
     done = run("status", "--all")
@@ -408,7 +408,9 @@ def test_messages_are_above_the_line_of_progress(
     assert shown == f"{clear}1/2 workers, 00:01{clear}Slurm is away\n{clear}{'x' * 71}…, 00:02"
 
 
-def test_progress_without_a_terminal(handler: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_terminal_has_a_line_for_each_change(
+    handler: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     progress = live.ReportProgress()
     for clock in ("00:01", "00:02"):
         progress.show("1/2 workers", clock)
@@ -519,7 +521,7 @@ def test_a_profile_that_is_not_utf8_is_an_error_of_one_line(run, tmp_path: Path)
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_ctrl_c_while_modules_are_imported(tmp_path: Path, ignored: bool) -> None:
+def test_ctrl_c_while_modules_are_imported_has_no_traceback(tmp_path: Path, ignored: bool) -> None:
     """It ends the command at once, without a traceback; in the background of a script it does nothing."""
     text = "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\nsys.exit('went on')\n"
     (tmp_path / "click.py").write_text(text)

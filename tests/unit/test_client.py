@@ -140,7 +140,7 @@ def test_cancel_without_effect_is_reported(client: Make) -> None:
     slurm.cancel(jobs[2:], ["svd-0001"])
 
 
-def test_cancel_that_takes_a_moment(client: Make, tmp_path: Path) -> None:
+def test_a_cancel_that_takes_a_moment_is_waited_for(client: Make, tmp_path: Path) -> None:
     later = f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; {PENDING}; }}"
     client("slurm", scancel="exit 0", squeue=later).cancel([JobId("5", 0)], ["svd-0001"])
     assert (tmp_path / "asked").exists()

@@ -54,7 +54,7 @@ def test_an_image_is_a_name_of_the_site_a_path_or_an_address(
     assert [note for note in plan.notes if "the cluster ends" not in note] == []
 
 
-def test_the_plan_shows_it(home: Path, site: Path) -> None:
+def test_the_plan_shows_the_container(home: Path, site: Path) -> None:
     plan = made_plan(home, profile(home, image="rapids", runtime="charliecloud"), "c.yaml")
     assert "container       /sw/rapids-26.10.sif (charliecloud)\n" in plan_text(plan, "svd-0000")
     found = {"runtime": "charliecloud", "image": "/sw/rapids-26.10.sif"}
@@ -72,7 +72,7 @@ groups:
 RAPIDS = {"runtime": "apptainer", "image": "/sw/rapids-26.10.sif"}
 
 
-def test_the_plan_shows_that_of_each_group(home: Path, site: Path) -> None:
+def test_the_plan_shows_the_container_of_each_group(home: Path, site: Path) -> None:
     plan = made_plan(home, GROUPS, "c.yaml")
     rows = [line.split(maxsplit=2) for line in plan_text(plan, "svd-0000").splitlines()]
     software = [row for row in rows if row[1] in ("container", "python")]
@@ -89,7 +89,7 @@ def test_the_plan_shows_that_of_each_group(home: Path, site: Path) -> None:
     assert [jobs["python"] for jobs in found["jobs"]] == ["/opt/env/bin/python", "python3"]
 
 
-def test_the_plan_shows_that_of_the_head(home: Path, site: Path) -> None:
+def test_the_plan_shows_the_container_of_the_head(home: Path, site: Path) -> None:
     """The profile's own environment is that of its jobs, and the default of the groups."""
     base = "head: {queue: gpu}\nenvironment: {container: {image: pytorch}}\n"
     plan = made_plan(home, base + GROUPS, "c.yaml")
@@ -116,7 +116,7 @@ def test_arguments_of_the_site_are_those_of_its_runtime(home: Path, site: Path) 
         assert plan.groups[0].container and plan.groups[0].container.args == args
 
 
-def test_python_of_the_image(home: Path, site: Path) -> None:
+def test_the_profile_chooses_the_python_of_the_image(home: Path, site: Path) -> None:
     own = {"container": {"image": "rapids"}, "python": "/opt/conda/bin/python"}
     plan = made_plan(
         home, {"gpus": 1, "environment": {**own, "setup": "module load cuda"}}, "c.yaml"
@@ -174,7 +174,7 @@ def test_pyxis_needs_srun(home: Path) -> None:
     assert "pyxis needs srun; the site starts nodes by mpirun" in error_of(home, wanted, "c.yaml")
 
 
-def test_a_folder_that_cannot_be_mounted(home: Path, site: Path) -> None:
+def test_a_folder_that_cannot_be_mounted_is_refused(home: Path, site: Path) -> None:
     wanted = {**profile(home, image="rapids"), "workdir": "/work/a:b c"}
     assert "which apptainer cannot mount: it has ':'" in error_of(home, wanted, "c.yaml")
     wanted = {**profile(home, image="/x.sqsh", runtime="pyxis"), "workdir": "/work/a:b c"}
@@ -193,12 +193,14 @@ def test_a_folder_that_cannot_be_mounted(home: Path, site: Path) -> None:
         ("image: {x: /y.sif}", "unknown key `containers.image`"),
     ],
 )
-def test_mistakes_of_a_site(home: Path, text: str, message: str) -> None:
+def test_mistakes_of_a_site_in_its_containers_are_refused(
+    home: Path, text: str, message: str
+) -> None:
     (home / "c.yaml").write_text(f"{SLURM}containers: {{{text}}}\n")
     assert message in error_of(home, {"gpus": 1}, "c.yaml")
 
 
-def test_an_image_that_is_not_on_this_host(home: Path, site: Path) -> None:
+def test_an_image_that_is_not_on_this_host_is_noted(home: Path, site: Path) -> None:
     def notes(image: str) -> list[str]:
         spec = make_spec(home, profile(home, image=image), str(site))
         return [note for note in make_cluster_plan(spec).notes if "container" in note]
@@ -216,7 +218,7 @@ def test_an_image_that_this_host_cannot_look_up_may_be_there(home: Path, site: P
     assert not [note for note in make_cluster_plan(spec).notes if "container" in note]
 
 
-def test_the_keyword_of_the_python_classes(site: Path) -> None:
+def test_the_python_classes_have_a_keyword_for_the_container(site: Path) -> None:
     spec = spec_of({"container": {"image": "rapids", "args": ["--x"]}}, str(site), 1)
     assert spec.profile.environment.container
     assert spec.profile.environment.container.args == ("--x",)

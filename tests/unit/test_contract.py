@@ -174,7 +174,7 @@ def test_every_private_name_is_ours_or_really_overrides_one() -> None:
         assert not OURS & inherited, OURS & inherited  # by accident
 
 
-def test_what_is_asked_of_the_dask_scheduler_and_of_adaptive() -> None:
+def test_what_is_asked_of_the_dask_scheduler_and_of_adaptive_is_there() -> None:
     from distributed import Client, Scheduler
 
     async def ask() -> None:

@@ -395,7 +395,7 @@ def lines_of(rows: list[Any]) -> str:
 
 @SOME_OR_ALL
 @pytest.mark.parametrize("name", [*FILES, *LINES])
-def test_wrong_values_in_the_folder(ledger: Ledger, name: str, values: str) -> None:
+def test_wrong_values_in_the_folder_hide_no_cluster(ledger: Ledger, name: str, values: str) -> None:
     folder = ledger.get("p-2cab").path
     for text in wrong_texts(name, values):
         (folder / name).write_text(text)
@@ -406,7 +406,7 @@ def test_wrong_values_in_the_folder(ledger: Ledger, name: str, values: str) -> N
 
 @SOME_OR_ALL
 @pytest.mark.parametrize("name", OLD)
-def test_wrong_values_in_a_folder_of_an_earlier_gpujobs(
+def test_wrong_values_in_a_folder_of_an_earlier_gpujobs_hide_no_cluster(
     ledger: Ledger, name: str, values: str
 ) -> None:
     folder = make_old(ledger)
@@ -455,7 +455,9 @@ def status_and_usage(ledger: Ledger, *names: str) -> tuple[str, Any]:
 
 @SOME_OR_ALL
 @pytest.mark.parametrize("ended", [False, True])
-def test_wrong_values_in_the_ledger(ledger: Ledger, ended: bool, values: str) -> None:
+def test_wrong_values_in_the_ledger_hide_no_cluster(
+    ledger: Ledger, ended: bool, values: str
+) -> None:
     folder = ledger.get("p-2cab").path
     if not ended:
         (folder / "ended").unlink()
@@ -472,7 +474,7 @@ def test_wrong_values_in_the_ledger(ledger: Ledger, ended: bool, values: str) ->
 
 
 @pytest.mark.usefixtures("bounds")
-def test_wrong_values_in_the_specification(home: Path) -> None:
+def test_wrong_values_in_the_specification_raise_our_errors_only(home: Path) -> None:
     path = home / "spec.json"
     write_spec(make_spec(home, "gpus: 1\nrun: [python, p.py]\n", str(home / "s.yaml")), path)
     value = json.loads(path.read_text())
@@ -547,7 +549,9 @@ def bounds() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("bounds")
-def test_files_of_a_wrong_kind(ledger: Ledger, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_a_wrong_kind_hide_no_cluster(
+    ledger: Ledger, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = ledger.get("p-2cab").path
     for name in (*FILES, *LINES, *TEXTS):
         write(ledger, "p-2cab")
@@ -581,7 +585,9 @@ NOT_IDS = (
 
 
 @pytest.mark.usefixtures("bounds")
-def test_claims_that_are_not_ids(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
+def test_claims_that_are_not_ids_are_named_and_never_cancelled(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are named as damaged; `cancel` cancels the jobs of the record, and nothing else."""
     claim = ledger.get("p-2cab").path / "jobs/0.claim"
     for text in NOT_IDS:
@@ -603,7 +609,7 @@ def test_claims_that_are_not_ids(ledger: Ledger, caplog: pytest.LogCaptureFixtur
     assert "damaged" not in show(ledger)
 
 
-def test_ids_of_the_record_that_no_batch_scheduler_writes(ledger: Ledger) -> None:
+def test_ids_of_the_record_that_no_batch_scheduler_writes_are_refused(ledger: Ledger) -> None:
     path = ledger.folder / "p-2cab.json"
     for text in NOT_IDS:
         value = json.loads(path.read_text())
@@ -620,7 +626,7 @@ def remove(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"unreadable", "others"}))
 @pytest.mark.usefixtures("bounds")
-def test_records_of_a_wrong_kind(
+def test_records_of_a_wrong_kind_are_named_and_hide_no_other(
     ledger: Ledger, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = ledger.folder / "p-2cab.json"
@@ -645,7 +651,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("how", ["linked", "writable", "above", "foreign"])
-def test_folders_that_others_can_change(ledger: Ledger, name: str, how: str) -> None:
+def test_folders_that_others_can_change_are_not_read(ledger: Ledger, name: str, how: str) -> None:
     folder = ledger.get("p-2cab").path
     folder = folder.parent if how == "above" else folder
     hint = f"chmod 700 {folder}, or use" if how in ("writable", "above") else "use another folder"
@@ -672,7 +678,7 @@ def test_folders_that_others_can_change(ledger: Ledger, name: str, how: str) -> 
     assert not done.exit_code or f"hint: {hint}" in done.output
 
 
-def test_no_client_of_a_folder_that_others_can_change(ledger: Ledger) -> None:
+def test_no_client_connects_by_a_folder_that_others_can_change(ledger: Ledger) -> None:
     folder = ledger.get("p-2cab").path
     folder.chmod(0o777)
     with pytest.raises(InputError, match=f"{folder} is writable by other users"):
@@ -691,7 +697,7 @@ def test_cancel_writes_nothing_into_a_folder_that_others_can_change(
     assert any(argv[0] == "scancel" for argv in system.calls)
 
 
-def test_no_control_characters_of_files_in_any_output(ledger: Ledger) -> None:
+def test_control_characters_of_files_are_in_no_output(ledger: Ledger) -> None:
     for name, text in {**FILES, **LINES}.items():
         rows = [coloured(value) for value in (text if name in LINES else [text])]
         (ledger.get("p-2cab").path / name).write_text(lines_of(rows))
@@ -715,7 +721,7 @@ def finish(ledger: Ledger, name: str) -> None:
     path.write_text(json.dumps({**value, "intent": None, "finished": True}))
 
 
-def test_connect_to_a_cluster_that_left_no_end(ledger: Ledger) -> None:
+def test_connect_says_that_a_cluster_without_a_written_end_has_ended(ledger: Ledger) -> None:
     for name in ("ended", EVENTS, "jobs/1.jsonl"):
         (ledger.get("p-2cab").path / name).unlink()
     finish(ledger, "p-2cab")

@@ -272,7 +272,7 @@ def test_a_keyword_has_priority_over_the_configuration(home: Path) -> None:
     assert "nowhere" not in text and "p0" not in text and "false\n" not in text
 
 
-def test_a_section_of_ones_own(home: Path) -> None:
+def test_a_section_of_ones_own_replaces_the_usual_one(home: Path) -> None:
     here = site(home, "slurm")
     with dask.config.set({"jobqueue.mine": {"queue": "other", "shebang": "#!/usr/bin/env bash"}}):
         assert planned("slurm", here, {"config_name": "mine"}).groups[0].queue == "other"
@@ -297,7 +297,7 @@ def test_bad_configuration_names_its_key(home: Path, key: str, error: str) -> No
     assert error in str(caught.value)
 
 
-def test_two_names_of_one_key(home: Path) -> None:
+def test_two_names_of_one_key_may_not_differ(home: Path) -> None:
     here = site(home, "slurm")
     with pytest.raises(
         InputError, match=r"keyword account: sets `account`, as keyword project does"
@@ -321,7 +321,7 @@ def test_cores_and_memory_are_requested(home: Path) -> None:
     assert "--nthreads=4" in script(plan) and "--memory-limit=14GiB" in script(plan)
 
 
-def test_cores_and_memory_apart_from_the_request(home: Path) -> None:
+def test_cores_and_memory_are_those_of_workers_beside_a_request(home: Path) -> None:
     keywords = {"cores": 4, "job_cpu": 8, "memory": "8GiB", "job_mem": "16GiB", "gpus_per_job": 2}
     text = script(planned("slurm", site(home, "slurm"), keywords))
     assert "--cpus-per-task=8" in text and "--mem=16384M" in text
@@ -353,7 +353,7 @@ def test_worker_extra_args_keep_their_meaning(home: Path, words: list[str]) -> N
         (["--lifetime", "'1 hour'"], {("workers", "options", "lifetime"): "1 hour"}),
     ],
 )  # fmt: skip
-def test_words_of_a_command_line(words: list[str], found: dict[Any, Any]) -> None:
+def test_words_of_a_command_line_become_keys(words: list[str], found: dict[Any, Any]) -> None:
     assert dict(extra_args_settings(words)) == found
 
 
@@ -368,7 +368,7 @@ def test_words_of_a_command_line(words: list[str], found: dict[Any, Any]) -> Non
         ("--lifetime 1h", "must be a list"),
     ],
 )
-def test_words_without_a_meaning(words: list[str], error: str) -> None:
+def test_words_without_a_meaning_are_refused(words: list[str], error: str) -> None:
     with pytest.raises(ValueError, match=re.escape(error)):
         dict(extra_args_settings(words))
 
@@ -429,7 +429,7 @@ def test_scale_counts_as_dask_jobqueue_does(
     assert Amount(**arguments).in_jobs(group, lambda message: None) == jobs
 
 
-def test_scale_by_memory_that_is_not_known(home: Path) -> None:
+def test_scale_by_memory_that_is_not_known_is_refused(home: Path) -> None:
     plan = planned("slurm", None, {"queue": "gpu"})
     with pytest.raises(InputError, match="the memory of a worker is not known"):
         Amount(memory="1GiB").in_jobs(WorkerGroup(plan.groups[0]), lambda message: None)
@@ -491,7 +491,7 @@ def test_hints_about_values_are_in_python(home: Path) -> None:
     assert "workers={'worker_port': '8000:" in str(caught.value)
 
 
-def test_parameters_of_the_classes() -> None:
+def test_the_parameters_of_the_classes_are_listed() -> None:
     own = inspect.signature(gpujobs.GPUJobQueueCluster.__init__).parameters
     assert set(own) - {"self", "keywords"} == set(PARAMETERS)
 
@@ -506,7 +506,9 @@ def test_parameters_of_the_classes() -> None:
         ({"n_workers": "2"}, "not a number of workers"),
     ],
 )
-def test_keywords_that_a_host_refuses(keywords: dict[str, Any], words: str) -> None:
+def test_keywords_that_have_no_meaning_on_a_host_are_refused(
+    keywords: dict[str, Any], words: str
+) -> None:
     """Before ssh is started."""
     with pytest.raises(InputError, match=words):
         gpujobs.GPUSLURMCluster(host="login", **keywords)
@@ -525,6 +527,6 @@ def test_hints_about_gpus_are_about_workers(hint: str, python: str) -> None:
     assert in_python(hint, key_names(Profile)) == python
 
 
-def test_a_log_directory_that_is_no_path(home: Path) -> None:
+def test_a_log_directory_that_is_no_path_is_refused(home: Path) -> None:
     with pytest.raises(InputError, match="log_directory: 5 is not the path of a folder"):
         gpujobs.GPUSLURMCluster(site(home, "slurm"), log_directory=5, quiet=True)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def write(home: Path, scheduler: str, *directives: str, queue: str = "", own: st
         ("sge", "-l mem=1", "-l exclusive,gpu=8", "-l gpu"),
     ],
 )
-def test_lines_of_a_site_that_replace_each_other(
+def test_lines_of_a_site_that_replace_each_other_are_an_error_with_both_places(
     home: Path, scheduler: str, first: str, second: str, option: str
 ) -> None:
     write(home, scheduler, first, second)
@@ -75,24 +75,26 @@ def test_lines_of_a_site_that_replace_each_other(
         ("sge", "-l a=1", "-l b=1"),
     ],
 )
-def test_lines_of_a_site_that_do_not(home: Path, scheduler: str, first: str, second: str) -> None:
+def test_lines_of_a_site_that_do_not_replace_each_other_are_accepted(
+    home: Path, scheduler: str, first: str, second: str
+) -> None:
     write(home, scheduler, first, second)
     assert made_plan(home, "gpus: 4\n").gpus == 4
 
 
-def test_the_request_of_a_queue_and_the_directives_of_the_site(home: Path) -> None:
+def test_the_request_of_a_queue_cannot_replace_a_directive_of_the_site(home: Path) -> None:
     write(home, "slurm", "-p b", queue=', request: ["-p a", "--gres=gpu:{gpus_per_node}"]')
     assert "`-p b`: partition is written by the site" in error_of(home, "gpus: 4\n")
 
 
-def test_the_account_and_a_line_of_the_site(home: Path) -> None:
+def test_a_line_of_the_site_cannot_replace_the_account(home: Path) -> None:
     write(home, "slurm", "--account=a")
     message = error_of(home, "gpus: 4\naccount: b\n")
     assert "`--account=a`: account is written by gpujobs" in message
     assert made_plan(home, "gpus: 4\n").gpus == 4
 
 
-def test_a_built_in_request_and_a_line_of_the_site(home: Path) -> None:
+def test_a_line_of_the_site_cannot_replace_a_built_in_request(home: Path) -> None:
     write(home, "slurm", "--gres=gpu:1")
     text = (home / "s.yaml").read_text()
     (home / "s.yaml").write_text(re.sub(r"request:\n  - .*\n", "", text))
@@ -102,7 +104,7 @@ def test_a_built_in_request_and_a_line_of_the_site(home: Path) -> None:
     assert [line for line in jobs.lines if "gres" in line] == ["--gres=gpu:4,nvme:100"]
 
 
-def test_two_lines_of_the_profile(home: Path) -> None:
+def test_two_lines_of_the_profile_cannot_replace_each_other(home: Path) -> None:
     write(home, "slurm")
     message = error_of(home, "gpus: 4\ndirectives: [--constraint=a, -C b]\n")
     assert "svd.yaml:2:30: `-C b`: constraint is written by another line of the profile" in message
@@ -117,7 +119,7 @@ def test_two_lines_of_the_profile(home: Path) -> None:
         ("sge", "--gres=gpu:4", "qsub has no option --gres=gpu:4"),
     ],
 )
-def test_lines_of_another_batch_scheduler(
+def test_lines_of_another_batch_scheduler_are_refused(
     home: Path, scheduler: str, line: str, reason: str
 ) -> None:
     write(home, scheduler, line)
@@ -136,7 +138,7 @@ def test_lines_of_another_batch_scheduler(
         ("sge", "-r y", "started again"),
     ],
 )
-def test_lines_of_a_user_that_are_refused(
+def test_lines_of_a_user_that_change_the_job_of_gpujobs_are_refused(
     home: Path, scheduler: str, line: str, reason: str
 ) -> None:
     write(home, scheduler, own='-R "span[hosts=1]"' if scheduler == "lsf" else "")
@@ -160,7 +162,9 @@ def test_a_repeated_option_of_grid_engine_adds_up(home: Path) -> None:
         ("lsf", "-M {memory_per_node:MB}GB", "write {memory_per_node:MB}M"),
     ],
 )
-def test_memory_without_its_unit(home: Path, scheduler: str, line: str, correct: str) -> None:
+def test_memory_without_its_unit_is_refused_with_the_correct_line(
+    home: Path, scheduler: str, line: str, correct: str
+) -> None:
     write(home, scheduler, own=f"'{line}'")
     message = error_of(home, "gpus: 4\n")
     assert correct in message and "s.yaml:7:5" in message
@@ -176,7 +180,7 @@ def test_memory_without_its_unit(home: Path, scheduler: str, line: str, correct:
         ("lsf", "-M {memory_per_node:KB}"),
     ],
 )
-def test_memory_with_its_unit(home: Path, scheduler: str, line: str) -> None:
+def test_memory_with_its_unit_is_accepted(home: Path, scheduler: str, line: str) -> None:
     write(home, scheduler, own=f"'{line}'")
     assert made_plan(home, "gpus: 4\n").gpus == 4
 

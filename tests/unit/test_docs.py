@@ -69,7 +69,7 @@ def test_python_md_lists_the_keys_of_a_job_and_of_profiles() -> None:
 
 
 @each(("mark", "text"), blocks("bash"))
-def test_rendered_directives(
+def test_directives_on_a_page_are_those_that_render_prints(
     mark: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directives on the page are those that `gpujobs render` prints for its profile."""
@@ -95,7 +95,7 @@ def prose(path: Path) -> str:
 
 
 @each(("mark", "text"), blocks("yaml"))
-def test_yaml(mark: list[str], text: str, tmp_path: Path) -> None:
+def test_blocks_of_yaml_are_planned_or_loaded(mark: list[str], text: str, tmp_path: Path) -> None:
     assert mark and mark[0] in ("profile", "site"), (
         "a comment is missing above it: <!-- profile site=NAME --> or <!-- site -->"
     )
@@ -203,7 +203,7 @@ def test_python_compiles_and_keywords_exist(mark: list[str], text: str) -> None:
 
 
 @each("path", FILES, ids=lambda path: path.stem)
-def test_links(path: Path) -> None:
+def test_links_have_a_target(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(path)):
         name, _, anchor = target.partition("#")
         file = (path.parent / name).resolve() if name else path
@@ -216,7 +216,7 @@ def test_links(path: Path) -> None:
 
 
 @each("path", FILES, ids=lambda path: path.stem)
-def test_words(path: Path) -> None:
+def test_scheduler_is_never_written_alone(path: Path) -> None:
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|\"scheduler\"", "", prose(path))
     assert not re.findall(r"(?i)(?<!batch.)(?<!dask.)\bschedulers?\b[^\n]*", text), (
         "batch scheduler or dask scheduler?"

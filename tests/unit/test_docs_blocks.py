@@ -134,7 +134,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
 
 
 @each(("mark", "text"), blocks("console"))
-def test_console(mark: list[str], text: str) -> None:
+def test_commands_options_and_files_of_console_blocks_exist(mark: list[str], text: str) -> None:
     assert " ".join(mark[:2]) in ("", *EXECUTED, "executed by", "not executed:")
     if mark[:2] == ["executed", "by"]:
         assert (ROOT / mark[2]).is_file()
@@ -188,13 +188,15 @@ def check_entry_point(found: dict[str, Any]) -> None:
 
 
 @each(("mark", "text"), blocks("toml"))
-def test_toml(mark: list[str], text: str) -> None:
+def test_blocks_of_toml_are_what_they_are_called(mark: list[str], text: str) -> None:
     checks = {"pixi": check_pixi, "entry point": check_entry_point}
     checks[" ".join(mark)](tomllib.loads(text))
 
 
 @each(("mark", "text"), blocks("jinja"))
-def test_template(mark: list[str], text: str, tmp_path: Path) -> None:
+def test_blocks_of_templates_are_in_a_script_that_bash_accepts(
+    mark: list[str], text: str, tmp_path: Path
+) -> None:
     """The lines of the template are in the script of a job, and bash can parse it."""
     (word, name) = mark
     assert word == "template"
@@ -209,7 +211,7 @@ def test_template(mark: list[str], text: str, tmp_path: Path) -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_jobs_of_the_documentation() -> None:
+def test_the_table_of_jobs_looks_as_in_the_documentation() -> None:
     """The table of `cluster.jobs` in docs/python.md."""
     workers = tuple(f"svd-7f3a-0-{n}" for n in range(4))
     gpus = tuple(

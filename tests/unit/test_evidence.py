@@ -173,7 +173,7 @@ def test_the_list_and_the_documentation_show_records(
     assert reference.verified_sites(folder).splitlines()[2:] == [row]
 
 
-def test_versions_of_batch_schedulers() -> None:
+def test_the_version_of_each_batch_scheduler_is_read() -> None:
     answers = {
         "slurm": ("slurm 22.05.8\n", "22.05.8"),
         "sge": ("SGE 8.1.9+dfsg\nusage: qstat [options]\n", "8.1.9+dfsg"),

@@ -32,7 +32,7 @@ def pausing(group: WorkerGroup) -> bool:
     return any(halt.jobs == 0 for halt in group.present_halts)
 
 
-def test_three_failures_for_each_missing_job() -> None:
+def test_starts_stop_after_three_failures_for_each_missing_job() -> None:
     failures = Failures()
     assert not failures.exhausted(missing=5, alive=0)
     failures.jobs = MOST_FAILURES * 2 - 1

@@ -147,7 +147,7 @@ def test_a_note_is_named_once() -> None:
     assert note_text("warning: run: there is no file") == "warning: run: there is no file"
 
 
-def test_words_that_are_alike() -> None:
+def test_words_that_are_alike_are_found() -> None:
     sites = ["perlmutter", "pelle", "delta", "polaris"]
     assert alike("perl", sites) == ["perlmutter", "pelle"]
     assert alike("zzz", sites) == alike("", sites) == []

@@ -37,7 +37,7 @@ class Disk:
         (Disk(2**18, 10**6, 9999), "has room for only 9999 more files"),
     ],
 )
-def test_a_disk_that_is_nearly_full(
+def test_a_disk_that_is_nearly_full_is_a_warning(
     home: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk, problem: str
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
@@ -110,7 +110,9 @@ QUOTA_S = "      /dev/sdb1  12690M  20480M  30720M            161k       0      
         ("", []),
     ],
 )  # fmt: skip
-def test_what_quota_commands_print(output: str, problems: list[str]) -> None:
+def test_outputs_of_quota_commands_tell_what_is_nearly_full(
+    output: str, problems: list[str]
+) -> None:
     assert list(quota_problems(output)) == [f"the quota of {problem}" for problem in problems]
 
 
@@ -123,7 +125,9 @@ def test_what_quota_commands_print(output: str, problems: list[str]) -> None:
         (["/nosuch/quota"], ""),
     ],
 )
-def test_the_quota_command_of_the_site(home: Path, command: list[str], problem: str) -> None:
+def test_the_quota_command_of_the_site_is_run_by_plan_and_doctor(
+    home: Path, command: list[str], problem: str
+) -> None:
     text = (home / "s.yaml").read_text()
     (home / "s.yaml").write_text(f"{text}quota_command: {json.dumps(command)}\n")
     spec = make_spec(home, {"gpus": 1}, str(home / "s.yaml"))

@@ -54,7 +54,9 @@ KERNEL = """\
         (20000.0, set(), []),
     ],
 )
-def test_messages_of_the_kernel(since: float, buses: set[str], found: list[str]) -> None:
+def test_messages_of_the_kernel_about_the_gpus_of_the_job_count(
+    since: float, buses: set[str], found: list[str]
+) -> None:
     assert xids(KERNEL, since, buses) == found
     assert xids("", since, buses) == []
 
@@ -96,7 +98,7 @@ def written(kernel: Path, *devices: str) -> str:
         ({"FAKE_NVML_MIG": "-,2,1", "FAKE_NVML_ECC": "0,0,0"}, ""),
     ],
 )  # fmt: skip
-def test_what_nvml_knows(
+def test_what_nvml_knows_of_broken_gpus_is_said(
     kernel: Path,
     environ: dict[str, str],
     said: str,
@@ -107,7 +109,9 @@ def test_what_nvml_knows(
     assert written(kernel, "1", "2", "3") == said
 
 
-def test_messages_about_the_gpus_of_the_job(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_since_the_start_of_the_job_are_added_to_what_nvml_says(
+    kernel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     kernel.write_text(
         f"[{now - 4000:12.6f}] NVRM: Xid (PCI:0000:01:00): 94, Contained: SM (0x1). RST: No, D-RST: No\n"
@@ -135,12 +139,14 @@ def job(home: Path) -> SuperviseOptions:
         ({}, "2 of 4 GPUs visible (the job has GPU 2, "),  # the batch scheduler lists none
     ],
 )
-def test_the_process_of_a_job(job: SuperviseOptions, environ: dict[str, str], said: str) -> None:
+def test_a_process_of_its_own_looks_at_the_gpus_of_the_job(
+    job: SuperviseOptions, environ: dict[str, str], said: str
+) -> None:
     environ = {"PYTHONPATH": str(NVML), "FAKE_NVML_GPUS": "2", "PATH": os.defpath, **environ}
     assert gpu_errors(job, environ, 60.0).startswith(said)
 
 
-def test_nvml_that_hangs_or_is_missing(
+def test_a_missing_nvml_and_one_that_hangs_say_nothing(
     job: SuperviseOptions, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "pynvml.py").write_text("def nvmlInit():\n    import time\n    time.sleep(600)\n")
@@ -161,6 +167,8 @@ def test_nvml_that_hangs_or_is_missing(
         ("", None),
     ],
 )
-def test_which_of_them_blame_the_node(facts: str, sure: bool | None) -> None:
+def test_errors_of_gpus_blame_the_node_and_those_of_programs_do_not(
+    facts: str, sure: bool | None
+) -> None:
     found = list(failures(failed_job(f"worker x ended (exit code 1): y ({facts})"), START + 60))
     assert [one.sure for one in found] == ([] if sure is None else [sure])

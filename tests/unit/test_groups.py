@@ -98,7 +98,7 @@ def test_a_plan_without_groups_has_no_keys_of_groups(home: Path) -> None:
         ("start_workers: 7\n", "start_workers is 7, but there will be 6 workers"),
     ],
 )  # fmt: skip
-def test_what_contradicts_groups(home: Path, changes: str, message: str) -> None:
+def test_keys_that_contradict_groups_are_refused(home: Path, changes: str, message: str) -> None:
     assert message in error_of(home, GROUPS + changes)
 
 
@@ -221,13 +221,13 @@ def test_more_workers_of_one_group_do_not_replace_another() -> None:
     assert (found.connected, found.target, found.complete) == (2, 2, False)
 
 
-def test_records(tmp_path: Path) -> None:
+def test_a_record_with_groups_is_read_as_it_was_written(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.add(RECORD)
     assert ledger.get("svd-0000") == RECORD and (RECORD.workers, RECORD.gpus) == (3, 2)
 
 
-def test_the_log_of_a_worker_of_a_group() -> None:
+def test_a_worker_of_a_group_has_the_log_of_its_job() -> None:
     (path,) = choose(RECORD, "svd-0000-prep-2", False)()
     assert path.name == "job-2.log"
     for name in ("svd-0000-2", "svd-0000-prep-9", "svd-0000-nosuch-2"):

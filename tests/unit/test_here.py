@@ -68,7 +68,7 @@ def test_the_job_is_found(name: str, job_id: str, queue: str, tmp_path: Path) ->
     assert found.nodes == 2 and found.granted.on_node
 
 
-def test_a_shell_of_salloc_on_the_login_node(tmp_path: Path) -> None:
+def test_a_shell_of_salloc_on_the_login_node_is_on_no_node(tmp_path: Path) -> None:
     title = "shell of salloc on the login node"
     found = here.find_job(environment("slurm", tmp_path, title))
     assert found.nodes == 2 and not found.granted.on_node
@@ -83,14 +83,16 @@ def test_a_job_without_a_list_of_nodes_has_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "per_node"), [("a100:8", 4), ("a100:2,h100:6", 3), ("many", 0), ("-", 0), ("", 0)]
 )
-def test_the_gpus_of_a_job_of_slurm(gpus: str, per_node: int, tmp_path: Path) -> None:
+def test_the_gpus_of_a_job_of_slurm_are_divided_by_its_nodes(
+    gpus: str, per_node: int, tmp_path: Path
+) -> None:
     environ = {**environment("slurm", tmp_path), "SLURM_GPUS": gpus}
     environ.pop("SLURM_GPUS_PER_NODE", None)
     assert here.find_job(environ).granted.gpus_per_node == per_node
 
 
 @pytest.mark.parametrize("tres", ["gres/gpu=1", "cpu=2,gres/gpu:a100=1", "gres/gpu:1,cpu=2"])
-def test_the_gpus_of_tasks(tres: str, tmp_path: Path) -> None:
+def test_the_gpus_of_tasks_count_for_their_nodes(tres: str, tmp_path: Path) -> None:
     """Slurm keeps --gpus-per-task so from 23.11 on; before, in SLURM_GPUS_PER_TASK."""
     of_job = {**environment("slurm", tmp_path), "SLURM_NTASKS": "8"}
     for name in [name for name in of_job if name.startswith("SLURM_GPUS")]:
@@ -101,14 +103,14 @@ def test_the_gpus_of_tasks(tres: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("environ", [{}, {"JOB_ID": "a build server's"}, {"SLURM_CONF": "/x"}])
-def test_outside_of_a_job(environ: dict[str, str]) -> None:
+def test_outside_of_a_job_the_error_names_submit(environ: dict[str, str]) -> None:
     with pytest.raises(InputError, match="in no job of a batch scheduler") as caught:
         here.find_job(environ)
     assert "gpujobs submit" in str(caught.value)
 
 
 @pytest.mark.parametrize("job", JOBS, indirect=True)
-def test_one_allocation_on_all_nodes_with_the_launcher_of_the_batch_scheduler(
+def test_the_launcher_of_the_batch_scheduler_starts_one_allocation_on_all_nodes(
     job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
@@ -140,7 +142,9 @@ defaults: {walltime: 30m, env: {FROM: site}}
 
 
 @pytest.mark.parametrize("job", ["sge"], indirect=True)
-def test_the_site_of_this_host(job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_site_of_this_host_gives_its_software_and_no_limits(
+    job: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Its software, its network and its launcher count, its limits and its accounts do not."""
     (tmp_path / "mine.yaml").write_text(SITE)
     monkeypatch.setenv("OWN_GPUS", "cuda2,cuda3")
@@ -162,7 +166,9 @@ def test_the_site_of_this_host(job: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
         ({"workers": {"gpus_per_worker": 5}}, "not a multiple"),
     ],
 )
-def test_a_profile_that_cannot_run_here(job: str, profile: dict[str, object], message: str) -> None:
+def test_a_profile_that_cannot_run_here_is_refused(
+    job: str, profile: dict[str, object], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         spec, devices, _ = here.cluster_here(Document({**profile, "run": ["true"]}))
         make_cluster_plan(spec, devices=devices)

@@ -50,7 +50,7 @@ def observe(
         ({"idle_workers": 20}, "w w w - w w w", ""),
     ],
 )
-def test_when_a_cluster_ends(rules: dict[str, int], seen: str, ends: str) -> None:
+def test_a_cluster_ends_by_its_rules_only(rules: dict[str, int], seen: str, ends: str) -> None:
     reason, _ = observe(rules, seen)
     assert reason.endswith(ends) and bool(reason) == bool(ends)
 
@@ -66,7 +66,7 @@ def test_a_warning_comes_once_the_end_is_near() -> None:
     assert watch.warning == ""
 
 
-def test_seconds_until_the_end() -> None:
+def test_the_next_rule_says_the_seconds_until_the_end() -> None:
     assert observe({"unused": 20}, "c c")[1] is None
     assert observe({"unused": 20}, "c - - -")[1] == (5, "unused")
     assert observe({"idle": 60, "client": 30}, "- - -")[1] == (20, "client")
@@ -78,7 +78,7 @@ def test_a_process_that_was_stopped_was_not_idle() -> None:
     assert observe({"unused": 1800}, "- -", step=7200.0) == ("", (1790.0, "unused"))
 
 
-def test_rules_as_an_option() -> None:
+def test_rules_are_read_as_they_were_written() -> None:
     assert parse_rules(rules_text({"idle": 600, "client": 30})) == {"idle": 600, "client": 30}
     assert parse_rules("") == {}
 
@@ -97,7 +97,9 @@ def test_rules_as_an_option() -> None:
         ("run: sleep 9\nidle_timeout: 10m", "idle=600", "ends after 10 minutes without tasks"),
     ],
 )  # fmt: skip
-def test_timeouts_of_a_profile(home: Path, keys: str, option: str, note: str) -> None:
+def test_timeouts_of_a_profile_are_in_the_script_and_in_a_note(
+    home: Path, keys: str, option: str, note: str
+) -> None:
     plan = made_plan(home, f"gpus: 1\nnetwork: {{protocol: tcp}}\n{keys}\n")
     assert rules_text(plan.lifetime.end_after) == option
     notes = [text for text in plan.notes if "the cluster ends" in text]
@@ -153,13 +155,15 @@ def test_the_site_limits_a_cluster_of_python(home: Path, most: str, rules: dict[
         ("idle_timeout: 1h\nclient_timeout: 1m", "it is without tasks for too long, it is without clients for too long,"),
     ],
 )  # fmt: skip
-def test_what_ends_a_cluster_without_a_command(home: Path, keys: str, ends: str) -> None:
+def test_the_plan_says_what_ends_a_cluster_without_a_command(
+    home: Path, keys: str, ends: str
+) -> None:
     text = plan_text(made_plan(home, f"gpus: 1\n{keys}\n"), "svd-0000")
     assert f"no command: the cluster runs until {ends}" in text
     assert "`gpujobs cancel` is called\n" in text
 
 
-def test_limit_of_the_site(home: Path) -> None:
+def test_a_timeout_above_the_limit_of_the_site_is_refused(home: Path) -> None:
     (home / "s.yaml").write_text(CAPPED)
     plan = made_plan(home, "gpus: 1\n")
     assert not any("turns this off" in note for note in plan.notes)
@@ -175,7 +179,7 @@ def test_limit_of_the_site(home: Path) -> None:
     }
 
 
-def test_default_of_the_site(home: Path) -> None:
+def test_the_default_of_the_site_counts_without_a_command(home: Path) -> None:
     """It is for clusters without `run`, which would be stopped by it."""
     site = home / "s.yaml"
     site.write_text(SLURM.replace("{walltime: 1h}", "{walltime: 1h, idle_timeout: 2h}"))
@@ -188,5 +192,5 @@ def test_default_of_the_site(home: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["30", "-1m", "no", "[]"])
-def test_bad_timeout(home: Path, text: str) -> None:
+def test_a_bad_timeout_is_refused(home: Path, text: str) -> None:
     assert "svd.yaml:1" in error_of(home, f"idle_timeout: {text}\n")

@@ -91,7 +91,7 @@ def test_each_module_has_a_name_of_its_own() -> None:
     assert sorted(names) == sorted(set(names))
 
 
-def test_few_files_at_the_root() -> None:
+def test_the_root_of_the_package_has_few_files() -> None:
     assert len([path for path in PACKAGE.iterdir() if path.is_file()]) <= FILES_AT_ROOT
 
 
@@ -106,7 +106,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 @each("name", [name for floor in FLOORS for name in floor])
-def test_no_cycle_inside_a_room(name: str) -> None:
+def test_no_room_has_a_cycle_of_imports(name: str) -> None:
     graph = {
         path: {target for target in imported(path) if room(target) == name}
         for path in MODULES

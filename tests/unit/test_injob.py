@@ -52,7 +52,7 @@ def options(folder: Path, **changes: Any) -> SuperviseOptions:
 
 
 # -- command line ------------------------------------------------------------------------------------
-def test_commands_of_a_job() -> None:
+def test_commands_of_a_job_are_parsed_into_their_options() -> None:
     argv = [
         *("supervise", "--job=3", "--folder=/f", "--started=1.5", "--schemes=ucxx,tcp"),
         *("--scheduler", "python", "-m", "s", "--port=0"),
@@ -89,7 +89,7 @@ def test_a_script_in_all_ranks_may_have_any_arguments() -> None:
     assert rank.worker_options == {"a": 1}
 
 
-def test_other_commands() -> None:
+def test_retire_and_try_ucxx_are_parsed_into_their_options() -> None:
     assert parse(["retire", "--timeout=5", "--workers=a-0,a-1"]) == RetireOptions(
         timeout=5.0, workers=("a-0", "a-1")
     )
@@ -121,7 +121,9 @@ def test_the_walltime_does_not_follow_a_clock_that_is_set(monkeypatch: pytest.Mo
     ("left", "nearly_over", "explains_signal"),
     [(10, True, True), (70, False, True), (90, False, False)],
 )
-def test_near_the_walltime(left: int, nearly_over: bool, explains_signal: bool) -> None:
+def test_a_job_knows_that_its_walltime_is_nearly_over(
+    left: int, nearly_over: bool, explains_signal: bool
+) -> None:
     walltime = Walltime(time.time(), left, 20)
     assert walltime.nearly_over() is nearly_over
     assert walltime.explains_signal() is explains_signal
@@ -187,7 +189,7 @@ def test_processes_of_dask_survive_warnings_and_their_programs_get_them(tmp_path
     assert (tmp_path / "log").read_text() == "alive\nb'got\\n'\n"
 
 
-def test_how_a_process_ended(tmp_path: Path) -> None:
+def test_a_process_says_how_it_ended(tmp_path: Path) -> None:
     killed = ManagedProcess("it", ["sleep", "600"], tmp_path / "log", {})
     assert killed.running and not killed.wait(0.2)
     killed.kill()
@@ -336,7 +338,7 @@ def exited(tmp_path: Path, code: int) -> ManagedProcess:
     return process
 
 
-def test_shutdown_by_a_client(tmp_path: Path) -> None:
+def test_a_shutdown_by_a_client_ends_the_cluster_without_an_error(tmp_path: Path) -> None:
     head = Head(options(tmp_path))
     with pytest.raises(JobExit) as caught:
         head._scheduler_ended(exited(tmp_path, 0))
@@ -354,7 +356,7 @@ def test_shutdown_by_a_client(tmp_path: Path) -> None:
     assert (caught.value.kind, caught.value.exit_code) == (EndKind.FAILED, 70)
 
 
-def test_a_command_that_fails(tmp_path: Path) -> None:
+def test_a_command_that_fails_ends_the_cluster_with_its_exit_code(tmp_path: Path) -> None:
     head = Head(options(tmp_path))
     scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
     with pytest.raises(JobExit, match="run: ended with exit code 9") as caught:
@@ -366,7 +368,7 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         head._command_ended(exited(tmp_path, 9), scheduler)
 
 
-def test_a_program_that_waits_for_another_dask_scheduler(
+def test_a_program_that_waits_for_another_dask_scheduler_is_noted_after_five_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, real = 0.0, time.monotonic()
@@ -394,7 +396,7 @@ def test_a_program_that_waits_for_another_dask_scheduler(
     assert head.command.wait(5)
 
 
-def test_a_command_whose_tasks_need_more_memory(tmp_path: Path) -> None:
+def test_a_command_whose_tasks_need_more_memory_ends_with_that_reason(tmp_path: Path) -> None:
     head = Head(options(tmp_path))
     scheduler = ManagedProcess("the dask scheduler", ["sleep", "60"], tmp_path / "log", {})
     error = "distributed.scheduler.KilledWorker: Attempted to run task 'f' on 4 different workers"

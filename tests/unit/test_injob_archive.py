@@ -96,7 +96,7 @@ def test_equal_sources_make_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     assert archive.build() == first
 
 
-def test_contents() -> None:
+def test_the_archive_contains_the_modules_of_jobs() -> None:
     with zipfile.ZipFile(io.BytesIO(archive.build())) as file:
         entries = file.infolist()
         names = [entry.filename for entry in entries]
@@ -141,12 +141,12 @@ def test_it_is_private_in_the_folder(tmp_path: Path) -> None:
 
 
 @each("path", SOURCES, ids=lambda path: path.name)
-def test_syntax_of_older_pythons(path: Path) -> None:
+def test_the_syntax_is_that_of_python_3_9(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 
 @each("path", SOURCES, ids=lambda path: path.name)
-def test_no_unions_at_run_time(path: Path) -> None:
+def test_no_check_has_a_union_at_run_time(path: Path) -> None:
     """Python 3.9 cannot evaluate ``list | tuple``; annotations are not evaluated."""
     nodes = ast.walk(ast.parse(path.read_text()))
     calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 2]
@@ -155,7 +155,7 @@ def test_no_unions_at_run_time(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_no_strict_zip(path: Path) -> None:
+def test_no_call_of_zip_is_strict(path: Path) -> None:
     """Python 3.9 does not know it."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     strict = [call for call in calls if "strict" in {word.arg for word in call.keywords}]

@@ -57,7 +57,7 @@ def test_ended_is_read_as_it_was_written(kind: EndKind) -> None:
         ({}, EndKind.FAILED),  # half written
     ],
 )
-def test_ended_with_missing_keys(value: dict[str, Any], kind: EndKind) -> None:
+def test_an_end_with_missing_keys_is_read(value: dict[str, Any], kind: EndKind) -> None:
     ended = Ended.parse(value)
     assert ended.kind is kind
     assert ended.exit_code == value.get("exit_code", 70)
@@ -71,7 +71,7 @@ def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
     assert Folder(str(tmp_path)).read("head-1/owner") == {}
 
 
-def test_reason_in_a_log(tmp_path: Path) -> None:
+def test_the_reason_in_a_log_is_its_last_line_and_short(tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert reason_in(log) == ""
     log.write_bytes(b"x" * 100_000 + b"\nlast\0 one \xff\n\n  \n")
@@ -223,7 +223,9 @@ def test_the_reason_of_a_launcher_is_its_first_paragraph(tmp_path: Path) -> None
         (4, 2, ["svd-6-0", "svd-6-1", "svd-7-0", "svd-7-1"]),
     ],
 )
-def test_names_of_workers(workers: int, ranks: int, names: list[str]) -> None:
+def test_workers_are_named_by_their_job_and_rank(
+    workers: int, ranks: int, names: list[str]
+) -> None:
     assert job_worker_names("svd", 3, workers, ranks) == names
 
 

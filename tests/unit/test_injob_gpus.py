@@ -53,7 +53,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         ("variable:X", {"X": "GPU-aa GPU-bb", "CUDA_VISIBLE_DEVICES": "7"}, ["GPU-aa", "GPU-bb"]),
     ],
 )
-def test_visible_devices(source: str, environ: dict[str, str], devices: list[str] | None) -> None:
+def test_the_visible_devices_are_read_from_each_source(
+    source: str, environ: dict[str, str], devices: list[str] | None
+) -> None:
     assert visible_devices(source, environ) == devices
 
 
@@ -70,14 +72,14 @@ def test_a_missing_list_is_an_error(source: str, message: str) -> None:
         visible_devices(source, {})
 
 
-def test_isolated_gpus_without_a_variable(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isolated_gpus_need_no_variable(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_NVML_GPUS", "2")
     assert job_devices("scheduler", 2, {}, explicit=False) == ["0", "1"]
     with pytest.raises(LookupError, match="CUDA_VISIBLE_DEVICES is not set"):
         job_devices("scheduler", 1, {}, explicit=False)  # the node has more: which one is it?
 
 
-def test_whole_nodes_and_wrong_numbers() -> None:
+def test_a_wrong_number_of_gpus_is_refused_and_a_whole_node_is_not() -> None:
     assert job_devices("exclusive", 2, {}, explicit=False) is None
     assert job_devices("exclusive", 2, {}, explicit=True) == ["0", "1"]
     for listed in ("0,1,2", ""):
@@ -93,7 +95,9 @@ def test_a_job_without_gpus_is_no_job_with_one() -> None:
         job_devices("scheduler", 1, environ, explicit=False)
 
 
-def test_an_index_above_those_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_above_those_of_the_node_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpujobs.injob.gpus._DRIVER", tmp_path)
 
     def devices() -> list[str] | None:
@@ -110,7 +114,7 @@ def test_an_index_above_those_of_the_node(tmp_path: Path, monkeypatch: pytest.Mo
     assert devices() == ["1", "7"]  # an index counts slices, too
 
 
-def test_file_of_torque(tmp_path: Path) -> None:
+def test_the_file_of_torque_lists_the_gpus_of_the_node(tmp_path: Path) -> None:
     here = os.uname().nodename.split(".")[0]
     path = tmp_path / "gpufile"
     path.write_text(f"other-gpu0\n{here}-gpu2\n{here}-gpu1\n")
@@ -119,7 +123,9 @@ def test_file_of_torque(tmp_path: Path) -> None:
     assert visible_devices("file:PBS_GPUFILE", {"PBS_GPUFILE": str(path)}) == ["3"]
 
 
-def test_gpu_of_a_worker(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reports_its_gpu_or_why_it_has_none(
+    nvml: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "node7")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert worker_gpu() == {
@@ -149,7 +155,7 @@ def test_an_index_is_no_identity(nvml: None, monkeypatch: pytest.MonkeyPatch) ->
     assert shared_gpu_message(workers) == ""
 
 
-def test_two_workers_on_one_gpu() -> None:
+def test_two_workers_on_one_gpu_are_named() -> None:
     def worker(node: str, uuid: str | None) -> RegisteredWorker:
         return {"address": "tls://x:1", "threads": 1, "gpu": {"node": node, "uuid": uuid}}
 
@@ -227,7 +233,7 @@ def test_each_worker_sees_one_slice(
         assert "error" not in gpu
 
 
-def test_an_index_that_is_no_slice(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_is_no_slice_is_refused(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the GPU whose slices are those of other jobs, nor the slices of the next one."""
     monkeypatch.setenv("FAKE_NVML_MIG", "0,0,0,1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

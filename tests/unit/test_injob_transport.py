@@ -44,7 +44,7 @@ BOTH = ("ucxx", "tls")
         (Measured(problem="ucxx hangs"), Measured(), 2, "tls"),
     ],
 )
-def test_the_fastest_protocol_that_works(
+def test_the_fastest_protocol_that_works_is_chosen(
     ucxx: Measured, tls: Measured, gpus: int, chosen: str
 ) -> None:
     scheme, reason = choose(BOTH, {"ucxx": ucxx, "tls": tls}, gpus)
@@ -52,7 +52,7 @@ def test_the_fastest_protocol_that_works(
     assert bool(reason) == (chosen == "tls")
 
 
-def test_reasons_of_the_choice() -> None:
+def test_a_choice_has_its_reason() -> None:
     slow = {"ucxx": Measured(0.4), "tls": Measured(1.3)}
     assert choose(BOTH, slow, 2) == ("tls", "tls is faster here than ucxx")
     broken = {"ucxx": Measured(problem="ucxx does not work on n1: no rmm"), "tls": Measured(1.3)}
@@ -60,7 +60,7 @@ def test_reasons_of_the_choice() -> None:
     assert choose(("ucxx",), broken, 2) == ("", "ucxx does not work on n1: no rmm")
 
 
-def test_text_of_a_choice() -> None:
+def test_the_text_of_a_choice_has_the_measured_rates() -> None:
     measured = {"tls": Measured(1.2, 1.1), "ucxx": Measured(107.2, 2.4)}
     assert Choice("ucxx", measured=measured).text() == (
         "ucxx: 107 GB/s within a job, 2.4 GB/s between jobs; "
@@ -71,14 +71,14 @@ def test_text_of_a_choice() -> None:
     assert Choice("tls").text() == ""
 
 
-def test_a_choice_in_json() -> None:
+def test_a_choice_is_read_as_it_was_written() -> None:
     measured = {"ucxx": Measured(107.2, None), "tls": Measured(problem="x")}
     choice = Choice("ucxx", "why", measured, {"UCX_TLS": "^sm"}, "remark")
     assert Choice.parse(choice.json()) == choice
     assert Choice.parse({"scheme": "tls", "reason": "why"}) == Choice("tls", "why")
 
 
-def test_settings_of_isolated_jobs() -> None:
+def test_isolated_jobs_get_settings_of_ucx() -> None:
     assert ucx_settings({}, hidden_gpus=0) == ({}, "")
     assert ucx_settings({"PATH": "/bin"}, hidden_gpus=3) == (ISOLATED_UCX, "")
     assert set(ISOLATED_UCX) == {"UCX_TLS", "UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"}
@@ -120,7 +120,7 @@ def driver(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("own", [0, 1, 4])
-def test_gpus_that_a_job_cannot_open(driver: Path, own: int) -> None:
+def test_gpus_that_a_job_cannot_open_are_counted(driver: Path, own: int) -> None:
     for minor in range(own):
         (driver / "dev" / f"nvidia{minor}").touch()
     for minor in range(own, 4):  # root may open a file without permissions, but no such link
@@ -129,6 +129,6 @@ def test_gpus_that_a_job_cannot_open(driver: Path, own: int) -> None:
     assert gpu_models(driver / "proc") == ["NVIDIA H200"] * 4
 
 
-def test_no_driver(tmp_path: Path) -> None:
+def test_without_a_driver_no_gpu_is_hidden(tmp_path: Path) -> None:
     assert hidden_gpus(tmp_path, tmp_path) == 0
     assert gpu_models(tmp_path) == []

@@ -44,7 +44,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds, time.time() - seconds))
 
 
-def test_three_levels(
+def test_an_address_connects_only_answers_or_does_nothing(
     tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpujobs.injob.network._CONNECT_TIMEOUT", 0.5)

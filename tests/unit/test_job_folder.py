@@ -76,7 +76,7 @@ def test_it_has_no_key_and_is_private(home: Path) -> None:
     assert json.loads((folder / "plan.json").read_text()) == {"cluster": "svd-0001"}
 
 
-def test_scripts_of_groups(home: Path) -> None:
+def test_each_group_has_its_scripts(home: Path) -> None:
     folder = rendered(home, GROUPS)
     text = (folder / "README.md").read_text()
     assert "sbatch --parsable svd-gpu-0.sh\n" in text and "sbatch --parsable svd-cpu-2.sh\n" in text
@@ -114,7 +114,7 @@ def test_two_copies_are_not_confused(home: Path) -> None:
     assert Ledger().all() == []
 
 
-def test_before_a_job_has_started(home: Path) -> None:
+def test_before_a_job_has_started_the_cluster_waits_and_can_be_cancelled(home: Path) -> None:
     folder = rendered(home)
     ledger = Ledger()
     report = report_on(ledger.get(str(folder)), ledger)
@@ -142,7 +142,7 @@ def test_before_a_job_has_started(home: Path) -> None:
         (lambda path: (path / "svd-0001").chmod(0o770), "is writable by other users"),
     ],
 )
-def test_a_bad_folder(home: Path, change: object, said: str) -> None:
+def test_a_bad_folder_is_refused(home: Path, change: object, said: str) -> None:
     folder = rendered(home)
     change(folder)  # type: ignore[operator]
     with pytest.raises(GpujobsError, match=said):
@@ -151,7 +151,7 @@ def test_a_bad_folder(home: Path, change: object, said: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../other.sh", "/tmp/other.sh", "svd-0001/../svd.sh"])
-def test_a_record_that_names_a_script_elsewhere(home: Path, name: str) -> None:
+def test_a_record_that_names_a_script_elsewhere_is_refused(home: Path, name: str) -> None:
     folder = rendered(home)
     (home / "other.sh").write_text("#!/bin/bash\n")
     path = folder / "svd-0001" / RECORD
@@ -217,7 +217,9 @@ printf '%s' '{header}'
 """An squeue that answers when the other command asks, too, or after a second."""
 
 
-def test_two_submissions_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_submissions_at_once_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One is refused, and cancels nothing."""
     folder, commands = rendered(home), home / "commands"
     commands.mkdir()
@@ -266,7 +268,7 @@ def test_the_time_of_a_report_grows_with_the_number_of_jobs(home: Path) -> None:
         calls(999_999)
 
 
-def test_no_folder(home: Path) -> None:
+def test_a_missing_folder_is_no_cluster(home: Path) -> None:
     with pytest.raises(NoSuchClusterError, match="is not a job folder"):
         Ledger().get(str(home / "nosuch"))
     with pytest.raises(NoSuchClusterError, match="there is no cluster 'nosuch'"):
@@ -280,19 +282,21 @@ def test_no_folder(home: Path) -> None:
         ({**PROFILE, "after": "svd-7f3a"}, "`after` needs the ids of other jobs"),
     ],
 )
-def test_a_profile_that_needs_gpujobs(home: Path, profile: dict[str, object], said: str) -> None:
+def test_a_profile_that_needs_gpujobs_has_no_job_folder(
+    home: Path, profile: dict[str, object], said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         rendered(home, profile)
     assert not (home / "F").exists()
 
 
-def test_a_folder_that_is_in_use(home: Path) -> None:
+def test_a_folder_that_is_in_use_is_not_overwritten(home: Path) -> None:
     rendered(home)
     with pytest.raises(InputError, match="F is not empty"):
         rendered(home)
 
 
-def test_the_local_site(home: Path) -> None:
+def test_the_local_site_has_no_job_folders(home: Path) -> None:
     with pytest.raises(InputError, match="jobs of local cannot find their job folder"):
         rendered(home, {"gpus": 0, "workers": {"count": 1}}, "local")
 

@@ -31,7 +31,7 @@ from gpujobs.schedulers import JobId, JobState
 JOB = JobReport(0, JobId("7", 0), JobPhase.WAITING, JobState.PENDING, workers=("svd-0", "svd-1"))
 
 
-def test_table() -> None:
+def test_the_table_of_jobs_is_a_list_and_a_text() -> None:
     waiting = replace(JOB, reason="Priority", expected_start="2026-01-01T10:00:00")
     assert job_counts([waiting], reasons=True) == "1 WAITING (Priority)"
     assert "Priority, starts 2026-01-01T10:00:00" in repr(JobTable([waiting]))
@@ -64,7 +64,7 @@ def test_the_state_of_a_job_is_one_word_everywhere(
     assert ("suspended" in job_cells(job)[-1]) is (state == "SUSPENDED")
 
 
-def test_gpus() -> None:
+def test_the_table_of_jobs_shows_their_gpus() -> None:
     gpu = WorkerGpu("svd-0", "node1", "GPU-1", "A100", 2**34)
     table = JobTable([replace(JOB, gpus=(gpu,), connected=("svd-0",))])
     assert "1 A100" in repr(table) and "1/2" in repr(table) and "1 A100" in table._repr_html_()
@@ -74,7 +74,7 @@ def test_html_is_escaped() -> None:
     assert "<script>" not in JobTable([replace(JOB, reason="<script>")])._repr_html_()
 
 
-def test_times_of_a_job_of_the_pool() -> None:
+def test_a_job_of_the_pool_remembers_the_times_of_its_phases() -> None:
     job = PoolJob(JOB, 0.0)
     assert not job.update(JOB, 1.0) and job.phase == Waiting()
     assert job.update(replace(JOB, phase=JobPhase.STARTING), 2.0) and job.phase == Starting(2.0)
@@ -126,7 +126,7 @@ def test_workers_of_a_requeued_job_have_a_limited_time_to_start() -> None:
     assert job.report.phase is JobPhase.AWAY and job.phase == Away(3.0, None, 304.0)
 
 
-def test_a_requeue_that_nobody_saw() -> None:
+def test_a_requeue_that_nobody_saw_starts_the_job_again() -> None:
     """The job was never seen waiting: it has another start than before."""
     running = replace(JOB, phase=JobPhase.RUNNING, state=JobState.RUNNING, began=1.7e9)
     job = PoolJob(JOB, 0.0)
@@ -150,7 +150,7 @@ def test_a_start_has_succeeded_if_the_workers_stay() -> None:
     assert not job.steady(1000.0)  # the time for which it is lost does not count
 
 
-def test_a_job_as_dask_shows_workers() -> None:
+def test_a_job_has_the_attributes_of_a_worker_of_dask() -> None:
     assert PoolJob(JOB, 0.0).status.name == "running" and PoolJob(JOB, 0.0).job_id == JOB.id
     for phase in JobPhase:
         assert PoolJob(replace(JOB, phase=phase), 0.0).status
@@ -164,7 +164,7 @@ def jobs(*phases: JobPhase, walltime: int | None = None) -> PoolJobs:
     return found
 
 
-def test_jobs_of_a_pool() -> None:
+def test_jobs_that_leave_count_no_more_and_come_last() -> None:
     found = jobs(JobPhase.RUNNING, JobPhase.RUNNING)
     found.finish(found.active[0], JobPhase.LEAVING, "removed")
     assert [job.report.number for job in found.counting()] == [1]

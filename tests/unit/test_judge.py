@@ -70,7 +70,7 @@ def states(found: ClusterReport) -> tuple[str, str, str]:
 
 
 # -- phases in order -------------------------------------------------------------------------------
-def test_phases_of_a_job() -> None:
+def test_the_phase_of_a_job_follows_from_its_state_and_workers() -> None:
     one = folder_state(workers={"svd-0000-0-0": WORKER}, seen=frozenset({"svd-0000-0-0"}))
     both = folder_state(workers=BOTH, seen=BOTH)
     lost = folder_state(seen=BOTH)
@@ -84,7 +84,7 @@ def test_phases_of_a_job() -> None:
     assert report(RUNNING, one).connected == 1
 
 
-def test_workers_that_connect_before_the_batch_scheduler_lists_their_job() -> None:
+def test_a_job_runs_when_its_workers_connect_before_it_is_listed() -> None:
     folder = folder_state(workers=BOTH, seen=BOTH)
     for status in (PENDING, NOT_LISTED, JobStatus(JobState.FAILED), JobStatus(JobState.COMPLETED)):
         found = judge(RECORD, folder, {JOB: status}, now=NOW, connected=BOTH)
@@ -166,7 +166,7 @@ def test_a_job_that_was_asked_to_leave_counts_no_more() -> None:
     assert states(report(JobStatus(JobState.CANCELLED), started))[2] == "FAILED"
 
 
-def test_suspended() -> None:
+def test_a_suspended_job_suspends_its_cluster() -> None:
     suspended = JobStatus(JobState.SUSPENDED)
     both = folder_state(workers=BOTH, seen=BOTH, head=0)
     assert states(report(suspended, both)) == ("SUSPENDED", "SUSPENDED", "SUSPENDED")
@@ -179,7 +179,7 @@ def test_suspended() -> None:
     assert found.reason == "1 waiting (Priority), 1 suspended"
 
 
-def test_a_head_that_was_lost_with_its_node() -> None:
+def test_a_head_that_was_lost_with_its_node_has_that_state() -> None:
     # The connections to its dask scheduler, and the list of workers, stay as they were.
     both = folder_state(workers=BOTH, seen=BOTH, head=0)
     node_fail = JobStatus(JobState.NODE_FAIL)
@@ -199,7 +199,7 @@ def test_an_end_before_the_workers_connect_is_a_failed_start(code: int, phase: s
 
 
 # -- jobs that nothing lists -----------------------------------------------------------------------
-def test_a_job_deleted_while_it_waited() -> None:
+def test_a_job_deleted_while_it_waited_is_cancelled() -> None:
     since = unlisted_since(RECORD, FolderState(), {JOB: NOT_LISTED}, NOW)
     assert since == {"0": NOW}
     record = replace(RECORD, unlisted=since)
@@ -212,7 +212,7 @@ def test_a_job_deleted_while_it_waited() -> None:
 
 
 @pytest.mark.parametrize("trace", [job_trace(claim=JOB), job_trace("node1")], ids=["claim", "node"])
-def test_a_job_that_disappeared_after_it_had_started(trace: JobTrace) -> None:
+def test_a_job_that_disappeared_after_it_had_started_has_failed(trace: JobTrace) -> None:
     record = replace(RECORD, unlisted={"0": NOW})
     folder = folder_state(jobs={0: trace})
     soon = report(NOT_LISTED, folder, record, NOW + UNLISTED_TIMEOUT - 1)
@@ -222,7 +222,7 @@ def test_a_job_that_disappeared_after_it_had_started(trace: JobTrace) -> None:
     assert "without an exit status" in found.reason
 
 
-def test_a_job_of_a_cluster_that_ended_long_ago() -> None:
+def test_a_job_of_a_cluster_that_ended_long_ago_has_ended_as_the_cluster() -> None:
     # The first query after a while: since when the job is unlisted was not recorded before.
     for kind, state in ((EndKind.CANCELLED, "CANCELLED"), (EndKind.FAILED, "FAILED")):
         ended = Ended(kind, 1, "", time=NOW - UNLISTED_TIMEOUT - 1)
@@ -267,7 +267,7 @@ def test_a_waiting_job_of_an_ended_cluster_is_gone_at_once() -> None:
     assert states(report(NOT_LISTED, started))[:2] == ("DONE", "UNKNOWN")
 
 
-def test_a_failed_job_that_stays_in_the_queue() -> None:
+def test_a_failed_job_that_stays_in_the_queue_keeps_its_cluster_active() -> None:
     found = report(STUCK)
     assert states(found)[:2] == ("FAILED", "FAILED") and found.jobs[0].stuck
     assert found.active and found.held == list(found.jobs)
@@ -316,7 +316,7 @@ def test_every_kind_has_a_state() -> None:
         assert report(RUNNING, FolderState(ended=Ended(kind, 0, ""))).finished
 
 
-def test_being_submitted() -> None:
+def test_a_cluster_without_jobs_is_being_submitted() -> None:
     record = replace(RECORD, submissions=(), intent=Submission("", 0, 1))
     assert report(record=record).reason == "being submitted"
 
@@ -327,14 +327,14 @@ def test_a_finished_cluster_keeps_its_outcomes() -> None:
     assert found.jobs[0].state is JobState.TIMEOUT and found.jobs[0].reason == "too long"
 
 
-def test_a_number_that_was_submitted_twice() -> None:
+def test_a_number_that_was_submitted_twice_belongs_to_the_job_that_claimed_it() -> None:
     claimed = folder_state(jobs={0: job_trace(claim=JobId("8"))})
     found = judge(RECORD, claimed, {JobId("8"): RUNNING, JOB: PENDING}, now=NOW)
     assert found.jobs[0].id == "8" and found.jobs[0].state is JobState.RUNNING
 
 
 # -- JSON ------------------------------------------------------------------------------------------
-def test_one_json_of_a_job() -> None:
+def test_the_json_of_a_job_is_the_same_everywhere() -> None:
     gpu = Gpu(node="node1", uuid="GPU-1", model="A100", memory=2**34)
     with_gpu = RegisteredWorker(address="tls://h:2", threads=1, gpu=gpu)
     workers = {"svd-0000-0-0": with_gpu, "svd-0000-0-1": WORKER}
@@ -431,7 +431,7 @@ def test_a_job_that_started_and_brought_no_workers_is_lost() -> None:
         assert found.gone == ({1: reason} if lost else {})
 
 
-def test_a_job_that_could_not_be_launched() -> None:
+def test_a_job_that_could_not_be_launched_has_failed_with_its_node() -> None:
     found = second(folder_state(seen=(FIRST,)), JobStatus(JobState.COMPLETED, node="node2"))
     assert found.jobs[1].state is JobState.FAILED
     reason = "job 1 did not start: node2: launch failed: its script did not run"
@@ -443,7 +443,7 @@ def test_a_job_that_could_not_be_launched() -> None:
 
 
 @pytest.mark.parametrize("status", [PENDING, RUNNING, AWAY, NOT_LISTED])
-def test_a_job_that_may_come(status: JobStatus) -> None:
+def test_a_job_that_may_come_is_not_given_up(status: JobStatus) -> None:
     assert not second(folder_state(seen=(FIRST,)), status).gone
 
 

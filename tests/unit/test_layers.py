@@ -97,7 +97,7 @@ def test_queues_are_removed(home: Path) -> None:
         load_site("./s.yaml")
 
 
-def test_a_queue_like_another_one(home: Path) -> None:
+def test_a_queue_takes_the_values_of_one_that_it_is_like(home: Path) -> None:
     loaded = site(
         home,
         "queues:\n"
@@ -120,7 +120,7 @@ def test_an_override_reaches_the_queues_that_are_like_it(home: Path) -> None:
     assert loaded.site.queues["long"].gpus_per_node == 2
 
 
-def test_defaults_of_queues(home: Path) -> None:
+def test_defaults_of_queues_count_where_a_queue_says_nothing(home: Path) -> None:
     loaded = site(
         home,
         "queue_defaults: {gpus_per_node: 2, max_nodes: 3, notes: [a]}\n"

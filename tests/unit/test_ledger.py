@@ -37,7 +37,7 @@ def record(cluster: str = "svd-0001", **changes: object) -> ClusterRecord:
     return ClusterRecord(**(values | changes))  # type: ignore[arg-type]
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "state")
     first = record(
         submissions=(Submission("7", 0, 2, array=True), Submission("8", 2, 1)), notes=("x",)
@@ -90,7 +90,7 @@ def test_a_directory_that_has_the_name_of_a_program_is_no_cluster(
         ledger.get("svd")
 
 
-def test_indexes_of_arrays_that_start_at_one() -> None:
+def test_arrays_may_start_at_one() -> None:
     assert Submission("7", 10, 3, array=True, first_index=1).jobs == {
         10: JobId("7", 1),
         11: JobId("7", 2),
@@ -106,7 +106,7 @@ def test_a_cluster_is_added_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["svd-0002", "../svd-0001", ".hidden", "a/b"])
-def test_no_such_cluster(tmp_path: Path, name: str) -> None:
+def test_an_unknown_name_is_no_cluster(tmp_path: Path, name: str) -> None:
     Ledger(tmp_path).add(record())
     with pytest.raises(NoSuchClusterError) as caught:
         Ledger(tmp_path).get(name)
@@ -172,7 +172,7 @@ def test_a_crash_before_the_replacement_loses_nothing(
     assert not [path for path in tmp_path.iterdir() if path.suffix not in (".json", ".lock")]
 
 
-def test_folder_of_another_user(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_change_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     private_folder(mine / "deep")
     assert mine.stat().st_mode & 0o777 == (mine / "deep").stat().st_mode & 0o777 == 0o700
@@ -189,7 +189,7 @@ def test_folder_of_another_user(tmp_path: Path) -> None:
             private_folder(mine / "deep")
 
 
-def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be used"):
         private_folder(tmp_path / "file" / "below")
@@ -209,7 +209,7 @@ def test_a_state_folder_that_cannot_be_used_is_chosen_by_a_variable(tmp_path: Pa
         Ledger(tmp_path / "open").add(record())
 
 
-def test_cluster_folder(tmp_path: Path) -> None:
+def test_a_new_folder_of_a_cluster_is_private_and_complete(tmp_path: Path) -> None:
     made = tmp_path / "root" / "svd-0001"
     folder.make(made, encrypted=True)
     assert {path.name for path in made.iterdir()} == {
@@ -235,7 +235,7 @@ def test_the_first_end_counts(tmp_path: Path) -> None:
     assert ended is not None and (ended.kind, ended.reason) == (EndKind.CANCELLED, "first")
 
 
-def test_folder_state(tmp_path: Path) -> None:
+def test_the_files_of_a_folder_give_its_state(tmp_path: Path) -> None:
     made = tmp_path / "root" / "svd-0001"
     folder.make(made, encrypted=False)
     write_job(made, 3, "left", code=0)
@@ -274,7 +274,7 @@ def test_a_reader_sees_every_change(tmp_path: Path) -> None:
     assert FolderReader(tmp_path).read() == FolderState()
 
 
-def test_tail(tmp_path: Path) -> None:
+def test_the_tail_of_a_log_is_read_without_control_characters(tmp_path: Path) -> None:
     log = tmp_path / "p-0001" / "logs" / "run.log"
     log.parent.mkdir(parents=True)
     assert folder.tail(tmp_path / "p-0001", "run.log") == []
@@ -314,7 +314,9 @@ def test_a_certificate_proves_its_cluster_to_a_strict_client(
         make_certificate(tmp_path)
 
 
-def test_no_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_program_for_certificates_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LookupError, match="has no package cryptography, and openssl does not work"):
@@ -322,7 +324,7 @@ def test_no_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(tmp_path.iterdir())
 
 
-def test_write_atomically(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     write_atomically(tmp_path / "x", "one")
     write_atomically(tmp_path / "x", "two")
     assert (tmp_path / "x").read_text() == "two"
@@ -332,7 +334,9 @@ def test_write_atomically(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"{}", b'{"site": 3}', b'{"site": {"document": 1}}', b"\xff"]
 )
-def test_a_specification_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+def test_a_specification_that_cannot_be_read_is_an_error_with_its_path(
+    tmp_path: Path, content: bytes
+) -> None:
     from gpujobs.config.spec import read_spec
 
     path = tmp_path / "spec.json"

@@ -75,7 +75,7 @@ def test_a_misspelled_keyword_comes_before_missing_gpus() -> None:
         GPULocalCluster(n_worker=2, quiet=True)
 
 
-def test_more_workers_than_gpus() -> None:
+def test_more_workers_than_gpus_are_refused() -> None:
     gpus = len(this_machine(None).gpus)
     with pytest.raises(InputError, match=f"{gpus + 1} GPUs? wanted, {gpus} free") as caught:
         GPULocalCluster(n_workers=gpus + 1, quiet=True)
@@ -165,7 +165,7 @@ def test_one_worker_takes_the_cpus_of_the_machine(home: Path) -> None:
     assert plan.groups[0].shape.cpus == 8 and not plan.notes
 
 
-def test_the_same_protocol_twice(home: Path) -> None:
+def test_a_protocol_may_be_said_twice(home: Path) -> None:
     assert planned(protocol="ucxx", enable_nvlink=True).transport.protocols == ("ucxx",)
 
 
@@ -176,26 +176,28 @@ def test_machines_are_named_by_a_list_or_a_text_with_commas(value: str | list[st
 
 
 @pytest.mark.parametrize("value", ["3,1", [3, 1], ("3", " 1")])
-def test_cuda_visible_devices(value: Any) -> None:
+def test_cuda_visible_devices_chooses_the_gpus(value: Any) -> None:
     devices = device_list(value)
     assert devices == ("3", "1")
     assert this_machine(devices).gpus == devices
 
 
 @pytest.mark.parametrize("value", [[], 3, [1, 1]])
-def test_bad_cuda_visible_devices(value: Any) -> None:
+def test_a_bad_cuda_visible_devices_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES"):
         GPULocalCluster(CUDA_VISIBLE_DEVICES=value)
 
 
-def test_options_of_the_dask_scheduler() -> None:
+def test_options_of_the_dask_scheduler_are_joined_unless_they_differ() -> None:
     found = options_of_scheduler({"a": 1}, {"b": 2}, port=8786, host=None)
     assert found == {"a": 1, "b": 2, "port": 8786}
     with pytest.raises(InputError, match="keyword port"):
         options_of_scheduler({"port": 1}, None, port=2)
 
 
-def test_no_free_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_free_gpu_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="this machine has no free GPU"):
         GPULocalCluster()

@@ -47,7 +47,7 @@ def test_output_is_always_set_and_quoted() -> None:
         ("-n 8 -q x", {"-n", "-q"}), ("-Is bash", {"-I"}), ("-XF", {"-I"}), ("-K", {"-K"}), ('-alloc_flags "gpumps smt1"', {"-alloc_flags"}),
     ],
 )  # fmt: skip
-def test_options(line: str, options: set[str]) -> None:
+def test_the_options_of_a_line_are_recognized(line: str, options: set[str]) -> None:
     assert SCHEDULER.options(line) == options
 
 
@@ -83,7 +83,7 @@ def test_built_in_request_has_one_r(tmp_path: Path) -> None:
     ]
 
 
-def test_older_requests_of_gpus(tmp_path: Path) -> None:
+def test_older_requests_of_gpus_become_one_r(tmp_path: Path) -> None:
     request = [
         "-q {queue}",
         "-n {cpus_per_job}",
@@ -120,7 +120,9 @@ def test_several_r_become_one(given: list[str], joined: list[str]) -> None:
         ("-Is", "interactive"), ("-n 4", "-n is written by"),
     ],
 )  # fmt: skip
-def test_directives_that_are_not_the_users(tmp_path: Path, directive: str, why: str) -> None:
+def test_directives_that_are_not_the_users_are_refused(
+    tmp_path: Path, directive: str, why: str
+) -> None:
     with pytest.raises(InputError, match=why):
         lines(tmp_path, {"gpus": 2, "directives": [directive]})
 
@@ -137,7 +139,7 @@ def test_the_script_of_an_array_has_its_members(tmp_path: Path) -> None:
 
 
 # -- submit --------------------------------------------------------------------------------------------------------
-def test_id() -> None:
+def test_the_id_is_read_from_the_answer_of_bsub() -> None:
     assert SCHEDULER.parse_submit(said("submit.txt", "script on standard input").stdout) == "61"
     assert SCHEDULER.parse_submit(said("submit.txt", "array").stdout) == "63"
     assert SCHEDULER.parse_submit(said("submit.txt", "quiet or machine readable").stdout) is None
@@ -167,7 +169,7 @@ def test_a_refusal_is_no_absence(title: str) -> None:
 
 
 @pytest.mark.parametrize("title", ["submit", "status", "cancel", "cluster"])
-def test_server_down(title: str) -> None:
+def test_a_server_that_is_down_is_no_answer(title: str) -> None:
     assert (
         SCHEDULER.reply(said("server-down.txt", title)) is Reply.NONE
     )  # they never return, and lsid says that LIM is down
@@ -183,12 +185,12 @@ def test_server_down(title: str) -> None:
         "Connection refused by server", "Batch daemon cannot fork",
     ],
 )  # fmt: skip
-def test_away_for_a_moment(words: str) -> None:
+def test_a_server_that_is_away_for_a_moment_is_no_answer(words: str) -> None:
     assert SCHEDULER.reply(CommandResult(("bsub",), 255, "", words)) is Reply.NONE
     assert SCHEDULER.reply(CommandResult(("bsub",), 0, "", words)) is not Reply.NONE
 
 
-def test_find_by_name() -> None:
+def test_jobs_are_found_by_the_whole_name_only() -> None:
     listed = said("status.txt", "wide, all states").stdout
     assert SCHEDULER.parse_find(listed, "array") == {"102"}
     assert SCHEDULER.parse_find(listed, "finished") == {"103"}
@@ -205,14 +207,14 @@ def test_find_by_name() -> None:
     )
 
 
-def test_limit() -> None:
+def test_the_largest_array_is_that_of_bparams() -> None:
     said = "The maximum number of elements in a job array:\n    MAX_JOB_ARRAY_SIZE = 5000\n"
     assert SCHEDULER.parse_limit(said) == 5000
     assert SCHEDULER.parse_limit("") is None
 
 
 # -- watch ---------------------------------------------------------------------------------------------------------
-def test_status_of_arrays_and_jobs() -> None:
+def test_bjobs_tells_the_states_of_arrays_and_jobs() -> None:
     ids = [JobId("102", n) for n in range(1, 10)] + [
         JobId(str(n)) for n in (7, 10, 12, 84, 97, 98, 99, 101, 103, 104, 5)
     ]
@@ -229,7 +231,7 @@ def test_status_of_arrays_and_jobs() -> None:
     assert JobId("102", 9) not in found and JobId("5") not in found  # not listed is not finished
 
 
-def test_known_and_unknown_in_one_answer() -> None:
+def test_an_unknown_job_hides_no_known_one() -> None:
     found = SCHEDULER.parse_status(
         said("status.txt", "known and unknown"), [JobId("97"), JobId("99999")]
     )
@@ -270,7 +272,7 @@ def test_details_are_asked_of_what_waits_and_what_failed() -> None:
     assert SCHEDULER.detail_command({JobId("97"): JobStatus(JobState.RUNNING)}) is None
 
 
-def test_details() -> None:
+def test_details_tell_why_jobs_wait_and_how_they_failed() -> None:
     pending = said("status.txt", "long, pending")
     listed = {
         JobId("98"): JobStatus(JobState.PENDING, "PEND"),
@@ -306,7 +308,7 @@ HISTORY = {
 
 
 @pytest.mark.parametrize("title", HISTORY)
-def test_history(title: str) -> None:
+def test_the_history_of_a_job_tells_its_state_and_exit_code(title: str) -> None:
     result = said("finished.txt", title)
     # The recording cut the first line of bhist off; it has the script in it, which may say anything.
     first = "\nJob <5>, Job Name <x>, User <alice>, Project <default>, Command <#!/bin/bash;exit 9;# Fri Nov 20 10:39:29: Exited with exit code 9>\n"
@@ -317,7 +319,7 @@ def test_history(title: str) -> None:
     assert (found.state.value, found.exit_code) == HISTORY[title]
 
 
-def test_history_of_an_array_and_of_what_still_runs() -> None:
+def test_the_history_tells_ends_only_of_members_that_have_ended() -> None:
     ids = [JobId("111", n) for n in range(1, 9)]
     found = SCHEDULER.parse_accounting(said("finished.txt", "array"), ids)
     assert {job.index: (status.state.value, status.exit_code) for job, status in found.items()} == {
@@ -351,7 +353,9 @@ def test_history_of_an_array_and_of_what_still_runs() -> None:
         ("Exited; TERM_ADMIN: job killed by root or LSF administrator;\n", "CANCELLED", None),
     ],
 )  # fmt: skip
-def test_termination_reasons_of_ibm(words: str, state: str, code: int | None) -> None:
+def test_termination_reasons_of_ibm_are_states_and_exit_codes(
+    words: str, state: str, code: int | None
+) -> None:
     stamp = "Thu Mar 13 17:32:06: "
     event, _, term = words.partition("\n")
     text = f"\nJob <5[2]>, Job Name <x[2]>, User <ada>\n{stamp}Started 1 Task(s) on Host(s) <n1>;\n{stamp}{event}\n"
@@ -395,7 +399,7 @@ def test_one_denied_job_is_a_failure() -> None:
     assert not SCHEDULER.already_ended(CommandResult(("bkill",), 255, "", stderr))
 
 
-def test_options_that_relatives_do_not_have() -> None:
+def test_options_that_relatives_do_not_have_get_a_remedy() -> None:
     """The message is a page of usage."""
     refused = said("submit.txt", "gpu option of IBM LSF, not in this one")
     assert "sites init" in SCHEDULER.remedy(refused)
@@ -406,7 +410,7 @@ def test_options_that_relatives_do_not_have() -> None:
     assert SCHEDULER.remedy(said("submit.txt", "unknown queue")) == ""
 
 
-def test_the_reason_of_a_job_that_avoids_a_node() -> None:
+def test_the_reason_of_a_job_that_avoids_a_node_is_not_its_request() -> None:
     result = said("requests.txt", "pending, and avoids a node")
     assert SCHEDULER.avoid(["node1"]) == """-R "select[hname!='node1']\""""
     assert "Requested Resources <select[hname!='node1'] rusage[ngpus=4]>" in result.stdout

@@ -39,7 +39,7 @@ def test_plan_describes_dask_cuda(home: Path, workers: str, text: str) -> None:
     assert text_of(home, f"gpus: 1\nworkers: {workers}\n") == text
 
 
-def test_sizes_of_a_known_gpu(home: Path) -> None:
+def test_fractions_of_a_known_gpu_are_shown_as_sizes(home: Path) -> None:
     (home / "s.yaml").write_text(
         SLURM.replace("gpus_per_node: 4", "gpus_per_node: 4, gpu_memory: 80GiB")
     )

@@ -162,7 +162,7 @@ def test_a_keyword_in_a_meaning_exists(code: str) -> None:
     check_ours(code)
 
 
-def test_dask_mpi() -> None:
+def test_the_options_of_dask_mpi_in_the_table_exist() -> None:
     from dask_mpi.cli import main as command
 
     assert isinstance(command, click.Command)
@@ -174,7 +174,9 @@ def test_dask_mpi() -> None:
             check_ours(code)
 
 
-def test_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_of_sbatch_in_the_table_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not shutil.which("sbatch"):
         unavailable("slurm", "sbatch is not installed")
     (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=none\n")

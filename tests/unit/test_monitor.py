@@ -104,7 +104,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     yield ahead
 
 
-def test_one_query_for_all_clusters(slurm: FakeSlurm, ledger: Ledger) -> None:
+def test_all_clusters_share_one_query(slurm: FakeSlurm, ledger: Ledger) -> None:
     slurm.lists("1||RUNNING", "2||PENDING")
     records = [add(ledger, "1"), add(ledger, "2")]
     monitor = ClusterMonitor(records, ledger)
@@ -187,7 +187,7 @@ class EndsMeanwhile(System):
         return super().run(argv, **options)
 
 
-def test_a_job_that_ends_while_the_batch_scheduler_is_queried(ledger: Ledger) -> None:
+def test_a_job_that_ends_during_a_query_has_its_own_end_in_the_last_report(ledger: Ledger) -> None:
     """This machine knows no exit codes: the last report, which the ledger keeps, has the job's own."""
     gone = Submission(f"{socket.gethostname()}:{os.getpid()}@1", 0, 1)  # another process's pid
     record = add(ledger, "1", scheduler="local", submissions=(gone,))
@@ -197,7 +197,7 @@ def test_a_job_that_ends_while_the_batch_scheduler_is_queried(ledger: Ledger) ->
     assert ledger.get(record.id).outcomes == {"0": "COMPLETED"}
 
 
-def test_a_batch_scheduler_that_does_not_respond(
+def test_a_batch_scheduler_that_does_not_respond_is_named_and_asked_again(
     slurm: FakeSlurm,
     ledger: Ledger,
     monkeypatch: pytest.MonkeyPatch,
@@ -258,7 +258,7 @@ def test_a_job_that_nothing_lists_is_given_up_after_a_while(
     assert ClusterMonitor([ledger.get(record.id)], ledger).report().state == "CANCELLED"
 
 
-def test_another_process_scales_the_cluster(slurm: FakeSlurm, ledger: Ledger) -> None:
+def test_jobs_that_another_process_has_added_are_seen(slurm: FakeSlurm, ledger: Ledger) -> None:
     slurm.lists("1||RUNNING", "9||PENDING")
     monitor = ClusterMonitor([add(ledger, "1")], ledger)
     monitor.report()
@@ -269,7 +269,7 @@ def test_another_process_scales_the_cluster(slurm: FakeSlurm, ledger: Ledger) ->
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_an_interrupted_submission(
+def test_an_interrupted_submission_is_adopted_or_given_up(
     slurm: FakeSlurm, ledger: Ledger, clock: list[float], found: bool
 ) -> None:
     record = add(ledger, "1", submissions=())
@@ -415,7 +415,7 @@ def test_only_a_process_of_this_host_is_known_to_be_gone(
 
 
 # -- what is left behind -----------------------------------------------------------------------------
-def test_a_batch_scheduler_that_is_not_installed_any_more(
+def test_a_batch_scheduler_that_is_gone_hides_no_other_cluster(
     slurm: FakeSlurm, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm.lists("1||RUNNING")
@@ -428,7 +428,9 @@ def test_a_batch_scheduler_that_is_not_installed_any_more(
     assert "'plugin' is not one of the known batch schedulers" in warning
 
 
-def test_an_interrupted_submission_to_a_batch_scheduler_that_is_gone(ledger: Ledger) -> None:
+def test_an_interrupted_submission_to_a_batch_scheduler_that_is_gone_is_reported(
+    ledger: Ledger,
+) -> None:
     intent = Submission("", first=0, count=1, group="", array=False, time=1.0)
     record = add(ledger, "1", scheduler="plugin", submissions=(), intent=intent)
     assert ClusterMonitor([record], ledger).reports()

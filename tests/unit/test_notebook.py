@@ -67,7 +67,7 @@ def report(reason: str = "Priority", record: ClusterRecord = RECORD) -> ClusterR
     return judge(record, folder, dict(zip(jobs, answers, strict=True)), now=0.0)
 
 
-def test_rows_of_groups() -> None:
+def test_each_group_has_a_row() -> None:
     gpu, prep, head = group_rows(report())
     assert (gpu.name, gpu.connected, gpu.wanted, gpu.percent) == ("gpu", 1, 3, 33)
     assert gpu.jobs == ("1 starting", "1 running")

@@ -97,7 +97,7 @@ def test_an_option_without_a_value_has_no_directive(home: Path) -> None:
 REQUIRED = STORAGE.replace('default: "gdata/{account}"', "required: true, pattern: 'g/.*', hint: h")
 
 
-def test_an_option_that_a_profile_must_choose(home: Path) -> None:
+def test_an_option_without_its_required_value_is_an_error(home: Path) -> None:
     site(home, REQUIRED)
     message = error_of(home, "gpus: 4\n")
     assert "option `storage` is needed: the site requires it" in message
@@ -113,7 +113,7 @@ OF_QUEUE = """{gpus_per_node: 4, options: {
   kind: {directive: "-l kind={kind}"}, storage: {directive: "-l disk={storage}", required: true}}}"""
 
 
-def test_options_of_a_queue(home: Path) -> None:
+def test_options_of_a_queue_are_of_its_jobs_only(home: Path) -> None:
     site(home, STORAGE)
     text = (home / "s.yaml").read_text()
     (home / "s.yaml").write_text(text.replace("{gpus_per_node: 4}", OF_QUEUE))
@@ -132,7 +132,7 @@ def test_options_of_a_queue(home: Path) -> None:
         load_site("./s.yaml")
 
 
-def test_the_options_of_a_group(home: Path) -> None:
+def test_a_group_overrides_the_options_of_the_profile(home: Path) -> None:
     site(home, STORAGE)
     made = made_plan(
         home,
@@ -159,7 +159,7 @@ def test_the_options_of_a_group(home: Path) -> None:
         ("lsf", "-R \\\"select[{storage}]\\\"", "'x]rusage[mem=1'", "does not match the site's pattern"),
     ],
 )  # fmt: skip
-def test_values_that_would_change_other_directives(
+def test_values_that_would_change_other_directives_are_refused(
     home: Path, scheduler: str, directive: str, value: str, message: str
 ) -> None:
     site(home, f'options: {{storage: {{directive: "{directive}"}}}}\n', scheduler)
@@ -183,7 +183,7 @@ def test_an_option_may_not_set_what_another_line_sets(home: Path) -> None:
     assert "`--time=9`: time is written by gpujobs" in error_of(home, "gpus: 4\n")
 
 
-def test_an_option_that_the_site_does_not_have(home: Path) -> None:
+def test_an_option_that_the_site_does_not_have_is_refused_with_the_known_ones(home: Path) -> None:
     site(home, STORAGE)
     message = error_of(home, "gpus: 4\naccount: a\noptions: {storgae: x}\n")
     assert "site s has no option `storgae`: it has storage" in message
@@ -203,13 +203,15 @@ def test_an_option_that_the_site_does_not_have(home: Path) -> None:
         ("nodes: {directive: '-l x={nodes}'}", "'nodes' is not a name of an option"),
     ],
 )
-def test_mistakes_of_a_site(home: Path, option: str, message: str) -> None:
+def test_mistakes_of_a_site_in_its_options_are_refused(
+    home: Path, option: str, message: str
+) -> None:
     site(home, f"options: {{{option}}}\n")
     with pytest.raises(InputError, match=re.escape(message)):
         load_site("./s.yaml")
 
 
-def test_a_directive_with_an_unknown_placeholder(home: Path) -> None:
+def test_an_unknown_placeholder_of_a_directive_is_refused_at_its_place(home: Path) -> None:
     site(home, "options: {name: {directive: '-l x={name}:{acount}', default: a}}\n")
     message = error_of(home, "gpus: 4\n")
     assert "s.yaml:7:29: {acount} is not a placeholder; did you mean {account}? known: " in message
@@ -222,19 +224,21 @@ def test_a_directive_with_an_unknown_placeholder(home: Path) -> None:
         ("torque", "-W x=FLAGS:ADVRES:week_1"), ("pbs", "-q week_1"),
     ],
 )  # fmt: skip
-def test_a_reservation(home: Path, scheduler: str, line: str) -> None:
+def test_a_reservation_has_the_directive_of_the_batch_scheduler(
+    home: Path, scheduler: str, line: str
+) -> None:
     text = SLURM.replace("scheduler: slurm", f"scheduler: {scheduler}\nvisible_devices: scheduler")
     (home / "s.yaml").write_text(re.sub(r"(?m)^account: .*\n", "", text))  # an option of Slurm
     found = lines(home, "reservation: week_1\n")
     assert line in found and len([one for one in found if "week_1" in one]) == 1
 
 
-def test_a_reservation_of_pbs_without_a_queue_in_the_request(home: Path) -> None:
+def test_a_reservation_of_pbs_replaces_a_missing_queue(home: Path) -> None:
     site(home, "")
     assert lines(home, "reservation: R42\n")[-1] == "-q R42"
 
 
-def test_reservations_that_are_not_possible(home: Path) -> None:
+def test_reservations_that_are_not_possible_are_refused(home: Path) -> None:
     site(home, "directives: [--reservation=r]\n", "slurm")
     message = error_of(home, "gpus: 4\nreservation: x\n")
     assert "svd.yaml:2:14: `--reservation=x`: reservation is written by the site" in message
@@ -242,7 +246,7 @@ def test_reservations_that_are_not_possible(home: Path) -> None:
     assert "local has no directive for `reservation`" in message
 
 
-def test_the_account_of_the_head(home: Path) -> None:
+def test_the_head_may_have_an_account_of_its_own(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1}", "max_nodes: 1}\n  cpu: {}"))
     made = made_plan(home, "gpus: 4\naccount: gpu1\nhead: {account: cpu1}\n")
     assert made.head and "--account=cpu1" in made.head.lines
@@ -254,7 +258,7 @@ def test_the_account_of_the_head(home: Path) -> None:
 ARGUMENTS = "submit_arguments: ['-g {account}', '-v X=1']\naccount: {}\n"
 
 
-def test_arguments_of_the_command_that_submits(home: Path) -> None:
+def test_arguments_of_the_command_that_submits_are_no_directives(home: Path) -> None:
     site(home, ARGUMENTS, "sge")
     job = made_plan(home, "gpus: 4\naccount: tga_ada\n").groups[0]
     assert job.submit_arguments == ("-g", "tga_ada", "-v", "X=1")

@@ -41,7 +41,9 @@ def test_jobs_import_from_the_folder_of_the_script(home: Path, run: list[str]) -
 @pytest.mark.parametrize(
     "run", [["python", "main.py"], ["python", "-m", "app.main"], ["bash", "app/job.sh"], ["true"]]
 )
-def test_programs_that_import_from_the_working_directory(home: Path, run: list[str]) -> None:
+def test_programs_that_import_from_the_working_directory_need_no_folder_of_modules(
+    home: Path, run: list[str]
+) -> None:
     program(home)
     program(home, "main.py")
     plan = planned(home, run)
@@ -99,7 +101,7 @@ print(with_modules(make_spec(Document({}), site="local"), replaces='owner')[0].m
     ("words", "folder"),
     [(["app/owner.py"], "app"), (["-m", "app.owner"], ""), (["-c", OWNER], ""), (["owner.py"], "")],
 )
-def test_the_folder_of_the_main_script_of_an_owner(
+def test_the_folder_of_the_main_script_of_an_owner_is_found(
     home: Path, words: list[str], folder: str
 ) -> None:
     for name in ("app/owner.py", "owner.py"):

@@ -34,7 +34,9 @@ def test_keys_of_submitted_clusters_are_named(home: Path, text: str, names: str)
 
 
 @pytest.mark.parametrize("configured", [False, True])
-def test_options_of_a_local_dask_scheduler(home: Path, configured: bool) -> None:
+def test_options_of_a_local_dask_scheduler_are_refused_for_one_in_a_job(
+    home: Path, configured: bool
+) -> None:
     options = {"dashboard_address": ":0"}
     settings = {"jobqueue.slurm.scheduler-options": options} if configured else {}
     place = (
@@ -57,7 +59,7 @@ def test_options_that_are_no_mapping_are_refused(name: str) -> None:
         gpujobs.GPULocalCluster(**keywords)
 
 
-def test_the_dashboard_of_a_dask_scheduler_in_a_job_on_this_machine() -> None:
+def test_an_address_of_the_dashboard_is_refused_for_a_dask_scheduler_in_a_job() -> None:
     message = "not used with scheduler='job': dashboard_address"
     with pytest.raises(InputError, match=message) as caught:
         gpujobs.GPULocalCluster(

@@ -43,7 +43,7 @@ def one(file: str, title: str, identity: str) -> JobStatus:
         ("65\n", "65"), ("6406010.casper-pbs\n", "6406010.casper-pbs"), ("6406010", None), ("", None), ("garbage\n", None), ("qsub: job 12.x ready\n", None), ("12. 3\n", None),
     ],
 )  # fmt: skip
-def test_id(stdout: str, number: str | None) -> None:
+def test_the_id_is_read_from_the_answer_of_qsub(stdout: str, number: str | None) -> None:
     assert PBS_.parse_submit(stdout) == number
 
 
@@ -101,7 +101,7 @@ def test_jobs_that_the_first_answer_lacks_are_queried_one_by_one() -> None:
     assert PBS_.more_status_commands(missing[:1], refused) == [[*query, "62.node1"]]
 
 
-def test_cancel_commands_that_are_safe() -> None:
+def test_members_of_arrays_are_cancelled_by_commands_of_their_own() -> None:
     jobs = {"5[].srv": [3], "6[].srv": [], "7.srv": [], "8[].srv": [0, 1, 4], "9.srv": []}
     assert PBS_.cancel_commands(jobs) == [
         ["qdel", "7.srv", "9.srv", "6[].srv"],  # lone jobs first
@@ -158,7 +158,7 @@ def test_recorded_members_decide_and_not_their_array() -> None:
     assert JobId("113[]", 8) not in found and len(found) == 7
 
 
-def test_reasons_and_nodes() -> None:
+def test_a_status_has_the_reason_of_waiting_or_the_node() -> None:
     assert one("03-status.txt", "pending, json", "96").reason.startswith(
         "Can Never Run: Insufficient amount of resource"
     )
@@ -211,7 +211,7 @@ def test_a_job_that_could_not_be_started_has_failed() -> None:
     assert status("H", 20, None, comment="held by ada") == "PENDING"
 
 
-def test_walltime_of_older_sites() -> None:
+def test_a_comment_of_older_sites_tells_an_exceeded_walltime() -> None:
     comment = "Job run at Fri Nov 20 at 10:29 on (node1:ncpus=1) and exceeded resource walltime"
     assert status("F", 93, 271, comment=comment) == "TIMEOUT"
 
@@ -273,7 +273,7 @@ STATES = [
 
 
 @pytest.mark.parametrize(("name", "title", "expected"), STATES)
-def test_recorded_states_of_nodes(
+def test_recorded_states_of_nodes_tell_what_is_free(
     name: str, title: str, expected: list[tuple[bool, int, int]]
 ) -> None:
     inventory = get_scheduler(name).inventory
@@ -290,7 +290,7 @@ def test_no_directive_excludes_a_node() -> None:
     assert PBS_.reply(recorded("pbs", "nodes.txt", "a closed queue")) is Reply.REFUSAL
 
 
-def test_expected_start() -> None:
+def test_a_waiting_job_has_its_expected_start() -> None:
     job = {
         "job_state": "Q",
         "substate": 10,
@@ -321,7 +321,7 @@ def test_garbled_answer_says_nothing(text: str) -> None:
     assert {status.state for status in found.values()} <= {JobState.UNKNOWN}
 
 
-def test_answer_that_is_no_json_because_of_a_variable() -> None:
+def test_an_answer_that_is_no_json_because_of_a_variable_is_read() -> None:
     text = recorded("pbs", "03-status.txt", "running, json").stdout.replace('"workq"', '"a\\q"')
     assert (
         PBS_.parse_status(CommandResult(("qstat",), 0, text), [JobId("95")])[JobId("95")].state
@@ -362,7 +362,7 @@ def test_recorded_refusal_is_final(title: str) -> None:
     assert PBS_.reply(result) is not Reply.NONE
 
 
-def test_answers_and_failures() -> None:
+def test_answers_are_told_from_failures() -> None:
     assert PBS_.reply(recorded("pbs", "03-status.txt", "unknown job id, json")) is Reply.ANSWER
     assert PBS_.reply(recorded("pbs", "04-finished.txt", "not found without -x")) is Reply.ANSWER
     assert (
@@ -394,21 +394,23 @@ def test_refusals_with_255_and_unknown_jobs_are_no_outage() -> None:
         ("05-cancel.txt", "somebody else's", False), ("08-supplement.txt", "cancel of a job that has finished (kept in history)", True),
     ],
 )  # fmt: skip
-def test_recorded_cancel(file: str, title: str, gone: bool) -> None:
+def test_recorded_answers_to_a_cancel_say_whether_the_job_is_gone(
+    file: str, title: str, gone: bool
+) -> None:
     assert PBS_.already_ended(recorded("pbs", file, title)) is gone
 
 
-def test_cancel_of_one_that_is_gone_and_one_that_is_not_ours() -> None:
+def test_a_job_that_is_not_ours_is_not_cancelled_although_another_is_gone() -> None:
     said = "qdel: Unknown Job Id 99999.node1\nqdel: Unauthorized Request  122.node1\n"
     assert not PBS_.already_ended(CommandResult(("qdel",), 159, "", said))
 
 
-def test_recorded_limit() -> None:
+def test_the_largest_array_is_that_of_the_server() -> None:
     assert PBS_.parse_limit(recorded("pbs", "03-status.txt", "server, json").stdout) == 10000
     assert PBS_.parse_limit("") is None
 
 
-def test_find() -> None:
+def test_all_listed_ids_are_found() -> None:
     assert PBS_.parse_find("63[].node1\n61.node1\n\n", "x") == {"63[].node1", "61.node1"}
 
 
@@ -421,12 +423,12 @@ def test_find() -> None:
         ("-W group_list=x,umask=077", {"-W group_list", "-W umask"}), ("-l filesystems=home:eagle", {"-l filesystems"}), ("-hV", {"-h", "-V"}),
     ],
 )  # fmt: skip
-def test_options(line: str, options: set[str]) -> None:
+def test_the_options_of_a_line_are_recognized(line: str, options: set[str]) -> None:
     assert PBS_.options(line) == options
 
 
 @pytest.mark.parametrize("line", ["walltime=3", "-l", "-", '-l "a'])
-def test_lines_that_are_no_directives(line: str) -> None:
+def test_lines_that_are_no_directives_are_errors(line: str) -> None:
     with pytest.raises(ValueError):
         PBS_.options(line)
 
@@ -442,7 +444,7 @@ TAKEN = {"-q", "-l select", "-l walltime", "-A"}
         ("-qother", TAKEN, "-q"), ("-l storage=a,select=3", TAKEN, "-l select"),
     ],
 )  # fmt: skip
-def test_clash(line: str, taken: set[str], clash: str) -> None:
+def test_a_line_that_replaces_another_one_clashes(line: str, taken: set[str], clash: str) -> None:
     assert PBS_.clash(line, taken) == clash
 
 
@@ -453,7 +455,7 @@ def test_clash(line: str, taken: set[str], clash: str) -> None:
         ("-V", "inherits nothing"), ("-W block=true", "wait for the end"), ("-J 0-3", "-J is written"), ("-q other", "-q is written"),
     ],
 )  # fmt: skip
-def test_what_a_user_may_not_write(tmp_path: Path, line: str, said: str) -> None:
+def test_lines_that_a_user_may_not_write_are_refused(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         plan(
             tmp_path,
@@ -462,7 +464,7 @@ def test_what_a_user_may_not_write(tmp_path: Path, line: str, said: str) -> None
         )
 
 
-def test_what_a_user_may_write(tmp_path: Path) -> None:
+def test_lines_that_a_user_may_write_are_kept(tmp_path: Path) -> None:
     profile = {
         "gpus": 4,
         "account": "ABCD0001",

@@ -49,7 +49,9 @@ def test_cpu_workers_have_all_of_their_job(home: Path) -> None:
         ),
     ],
 )
-def test_more_than_a_node_or_less_than_the_workers_need(home: Path, keys: str, error: str) -> None:
+def test_more_than_a_node_and_less_than_the_workers_need_are_refused(
+    home: Path, keys: str, error: str
+) -> None:
     assert error in error_of(home, keys + "\n")
 
 

@@ -120,12 +120,12 @@ def test_a_range_without_a_free_port_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("text", ["8000", "8000-", "80-90", "9000-8000", "8000-70000"])
-def test_a_range_that_is_none(home: Path, text: str) -> None:
+def test_a_range_that_is_none_is_refused(home: Path, text: str) -> None:
     (home / "s.yaml").write_text(f"{SLURM}network: {{ports: '{text}'}}\n")
     assert "`network.ports`" in error_of(home, {"gpus": 1})
 
 
-def test_too_few_ports(home: Path) -> None:
+def test_too_few_ports_for_the_workers_of_a_node_are_refused(home: Path) -> None:
     (home / "s.yaml").write_text(f"{SLURM}network: {{ports: 8000-8007}}\n")
     message = error_of(home, {"gpus": 4})
     assert "4 workers on a node and the dask scheduler need 9 ports" in message

@@ -56,7 +56,7 @@ def test_commands_of_the_batch_scheduler_do_not_get_it(monkeypatch: pytest.Monke
     assert not [folder for folder in seen if folder.startswith(sys.prefix)]
 
 
-def test_local_site_of_packages_that_come_by_pythonpath(tmp_path: Path) -> None:
+def test_jobs_of_this_machine_find_packages_that_come_by_pythonpath(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(
         "gpus: 0\nworkers: {count: 1, memory: 512MiB}\nrun: [python, -c, 'print(\"ran\")']\n"
     )
@@ -70,7 +70,7 @@ def test_local_site_of_packages_that_come_by_pythonpath(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user")
-def test_a_user_without_a_name() -> None:
+def test_a_user_without_a_name_has_the_number() -> None:
     code = "import os; from gpujobs.batch.client import user_name; os.setuid(54321)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print(user_name())"],

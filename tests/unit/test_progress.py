@@ -44,7 +44,7 @@ def test_a_terminal_is_rewritten_and_cleared(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_quiet(
+def test_quiet_progress_prints_nothing(
     notebook: None,
     terminal: bool,
     monkeypatch: pytest.MonkeyPatch,

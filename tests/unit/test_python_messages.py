@@ -70,7 +70,7 @@ def test_a_cluster_that_is_made_again_names_the_first_one(
         assert "this process has" not in capsys.readouterr().out
 
 
-def test_attributes_of_a_subclass(home: Path) -> None:
+def test_attributes_of_a_subclass_are_refused_or_read(home: Path) -> None:
     with pytest.raises(InputError, match=r"Own\.job_cls has no meaning here.*\n.*`config_name`"):
         type("Own", (gpujobs.GPUSLURMCluster,), {"job_cls": object})
     own = type("Own", (gpujobs.GPUSLURMCluster,), {"config_name": "own"})
@@ -81,7 +81,9 @@ def test_attributes_of_a_subclass(home: Path) -> None:
         assert "--time=01:30:00" in cluster.job_script()
 
 
-def test_variables_of_the_log_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_log_directory_are_expanded(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WHERE", "here")
     keywords = {**OPTIONS, "log_directory": "${WHERE}/logs"}
     with gpujobs.GPUSLURMCluster("./s.yaml", **keywords) as cluster:
@@ -99,7 +101,9 @@ def test_variables_of_the_log_directory(home: Path, monkeypatch: pytest.MonkeyPa
         ({"job_mem": 0}, "leave it out for the default"),
     ],
 )
-def test_keywords(home: Path, keyword: dict[str, Any], hint: str) -> None:
+def test_a_refused_keyword_has_a_hint_and_a_short_traceback(
+    home: Path, keyword: dict[str, Any], hint: str
+) -> None:
     with pytest.raises(InputError) as found:
         gpujobs.GPUSLURMCluster("./s.yaml", **keyword)
     assert hint in str(found.value)
@@ -119,5 +123,5 @@ def test_keywords(home: Path, keyword: dict[str, Any], hint: str) -> None:
         ("Remaining balance 117", []),
     ],
 )
-def test_answers_of_sbatch(line: str, found: list[str]) -> None:
+def test_possible_ids_are_found_in_answers_of_sbatch(line: str, found: list[str]) -> None:
     assert get_scheduler("slurm")().possible_ids(f"a note\n{line}\n") == found

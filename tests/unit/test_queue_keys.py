@@ -37,7 +37,7 @@ def lines(home: Path, profile: str) -> tuple[str, ...]:
 PREEMPT = f"queues:\n  low: {{auto: false, {NODE}}}\n  gpu: {{{NODE}, max_gpus: 2}}\n"
 
 
-def test_a_queue_that_only_its_name_selects(home: Path) -> None:
+def test_a_queue_without_auto_is_selected_by_its_name_only(home: Path) -> None:
     site(home, PREEMPT)
     assert made_plan(home, "gpus: 4\n").groups[0].queue == "gpu"
     assert made_plan(home, "gpus: 4\nqueue: low\n").groups[0].queue == "low"
@@ -65,7 +65,7 @@ def test_the_head_is_not_put_into_a_queue_that_only_its_name_selects(home: Path)
 MIXED = f"queues: {{gpu: {{{NODE}, gpu_types: {{a100: NVIDIA_A100, l40: L40S}}}}}}\n"
 
 
-def test_any_type_of_a_mixed_queue(home: Path) -> None:
+def test_without_a_type_a_mixed_queue_gives_any(home: Path) -> None:
     site(home, MIXED)
     made = made_plan(home, "gpus: 4\n")
     assert "--gres=gpu:4" in made.groups[0].lines
@@ -75,13 +75,13 @@ def test_any_type_of_a_mixed_queue(home: Path) -> None:
     assert "--gres=gpu:NVIDIA_A100:4" in made.groups[0].lines and made.notes == ()
 
 
-def test_a_type_that_the_queue_does_not_have(home: Path) -> None:
+def test_a_type_that_the_queue_does_not_have_is_refused(home: Path) -> None:
     site(home, MIXED)
     message = error_of(home, "gpus: 4\ngpu_type: NVIDIA_A100\n")
     assert "its GPUs are a100, l40" in message and "s.yaml:5:" in message
 
 
-def test_the_default_type_of_a_mixed_queue(home: Path) -> None:
+def test_a_mixed_queue_may_have_a_default_type(home: Path) -> None:
     site(home, MIXED.replace("gpu_types", "gpu_type: l40, gpu_types"))
     assert "--gres=gpu:L40S:4" in lines(home, "gpus: 4\n")
     assert "--gres=gpu:NVIDIA_A100:4" in lines(home, "gpus: 4\ngpu_type: a100\n")
@@ -111,11 +111,11 @@ def test_the_default_type_of_a_mixed_queue(home: Path) -> None:
         ("--gres={gpu_type}:{gpus_per_node}", "--gres={gpu_type}:{gpus_per_node}"),
     ],
 )
-def test_a_directive_without_the_type(text: str, left: str) -> None:
+def test_a_type_is_left_out_of_a_directive_with_its_separator(text: str, left: str) -> None:
     assert placeholders.without(text, "gpu_type") == left
 
 
-def test_a_type_that_cannot_be_left_out(home: Path) -> None:
+def test_a_type_that_cannot_be_left_out_is_required(home: Path) -> None:
     site(home, MIXED + "request: ['--gres={gpu_type}:{gpus_per_node}']\n")
     message = error_of(home, "gpus: 4\n")
     assert "s.yaml:6:11: {gpu_type} cannot be left out here" in message
@@ -123,7 +123,7 @@ def test_a_type_that_cannot_be_left_out(home: Path) -> None:
 
 
 # -- resources -------------------------------------------------------------------------------------
-def test_a_share_of_a_resource_of_the_node(home: Path) -> None:
+def test_a_job_gets_its_share_of_a_resource_of_the_node(home: Path) -> None:
     queue = f"queues: {{gpu: {{{NODE}, resources: {{nvme: 1600GB}}}}}}\n"
     request = "request: ['-N {nodes}', '--gres=gpu:{gpus_per_node},nvme:{nvme_per_node:GB}']\n"
     site(home, queue + request)
@@ -135,7 +135,9 @@ def test_a_share_of_a_resource_of_the_node(home: Path) -> None:
 @pytest.mark.parametrize(
     ("placeholder", "text"), [("job", "800"), ("cpu", "50"), ("gpu", "400"), ("node", "800")]
 )
-def test_the_scopes_of_a_resource(home: Path, placeholder: str, text: str) -> None:
+def test_a_resource_is_divided_by_job_cpu_gpu_or_node(
+    home: Path, placeholder: str, text: str
+) -> None:
     site(
         home,
         f"queues: {{gpu: {{{NODE}, resources: {{jobfs: 1600GB}}}}}}\n"
@@ -155,7 +157,7 @@ def test_a_resource_of_cpu_workers_is_the_share_of_their_cpus(home: Path) -> Non
     assert made == ("-c 4", "--tmp=40G")
 
 
-def test_a_queue_without_the_resource(home: Path) -> None:
+def test_a_queue_without_the_resource_cannot_request_it(home: Path) -> None:
     queues = f"queues: {{a: {{{NODE}, resources: {{nvme: 8GB}}}}, b: {{{NODE}}}}}\n"
     site(home, queues + "request: ['--gres=gpu:{gpus_per_node},nvme:{nvme_per_node:GB}']\n")
     message = error_of(home, "gpus: 1\nqueue: b\n")
@@ -183,7 +185,9 @@ def test_the_memory_of_cpu_workers_is_the_share_of_their_cpus(home: Path) -> Non
         ("-x {walltime:GB}", "cannot have a unit"),
     ],
 )
-def test_placeholders_that_do_not_exist(home: Path, line: str, message: str) -> None:
+def test_placeholders_that_do_not_exist_are_refused_at_their_place(
+    home: Path, line: str, message: str
+) -> None:
     site(home, f"queues: {{a: {{{NODE}, resources: {{nvme: 8GB}}}}}}\ndirectives: ['{line}']\n")
     assert re.search(rf"s\.yaml:6:\d+: .*{re.escape(message)}", error_of(home, "gpus: 1\n"))
 
@@ -195,7 +199,7 @@ def test_a_wrong_name_of_a_resource_is_refused_with_its_place(home: Path, name: 
         load_site("./s.yaml")
 
 
-def test_memory_of_a_gpu_and_the_walltime(home: Path) -> None:
+def test_memory_of_a_gpu_and_the_walltime_are_placeholders(home: Path) -> None:
     site(
         home,
         f"queues: {{a: {{{NODE}, gpu_memory: 40GiB}}, b: {{{NODE}}}}}\n"
@@ -206,7 +210,7 @@ def test_memory_of_a_gpu_and_the_walltime(home: Path) -> None:
 
 
 # -- limits ----------------------------------------------------------------------------------------
-def test_sizes_of_jobs_that_a_queue_allows(home: Path) -> None:
+def test_jobs_have_sizes_that_the_queue_allows(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE.replace('4', '8', 1)}, gpus_per_job: [1, 2, 4, 8]}}}}\n")
     for gpus, per_job in ((6, 2), (8, 8), (12, 4), (3, 1), (16, 8)):
         assert made_plan(home, f"gpus: {gpus}\n").groups[0].shape.gpus == per_job
@@ -216,7 +220,7 @@ def test_sizes_of_jobs_that_a_queue_allows(home: Path) -> None:
     assert "jobs of 3 GPUs; it allows jobs of 1, 2, 4, 8" in message
 
 
-def test_least_size_and_walltime_of_a_job(home: Path) -> None:
+def test_jobs_below_the_least_size_or_walltime_go_elsewhere(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE}, min_gpus: 2, min_walltime: 5m}}, b: {{{NODE}}}}}\n")
     assert made_plan(home, "gpus: 4\n").groups[0].queue == "a"
     assert made_plan(home, "gpus: 1\n").groups[0].queue == "b"
@@ -227,7 +231,7 @@ def test_least_size_and_walltime_of_a_job(home: Path) -> None:
     assert "walltime 4m is less than its 5m" in message
 
 
-def test_node_hours_of_a_job(home: Path) -> None:
+def test_jobs_above_the_node_hours_go_elsewhere(home: Path) -> None:
     site(
         home, f"queues: {{a: {{{NODE}, max_node_hours: 1.5}}, b: {{{NODE}, max_node_hours: 8}}}}\n"
     )
@@ -246,7 +250,7 @@ def test_node_hours_of_a_job(home: Path) -> None:
     assert "hint: walltime: 22m30s" in message and "s.yaml:5:" in message
 
 
-def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:
+def test_queues_and_sites_may_allow_one_layout_only(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE}, layouts: [mpi]}}, b: {{{NODE}}}}}\n")
     assert made_plan(home, "gpus: 4\n").groups[0].queue == "b"
     assert made_plan(home, "gpus: 4\nlayout: mpi\n").groups[0].queue == "a"
@@ -268,13 +272,13 @@ def test_the_layouts_of_a_queue_and_of_the_site(home: Path) -> None:
         ("gpu_types: [a100]", "must be a mapping"),
     ],
 )
-def test_invalid_values(home: Path, keys: str, message: str) -> None:
+def test_contradicting_limits_of_a_queue_are_refused(home: Path, keys: str, message: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", keys))
     with pytest.raises(InputError, match=re.escape(message)):
         load_site("./s.yaml")
 
 
-def test_notes_of_site_and_queue(home: Path) -> None:
+def test_notes_of_site_and_queue_are_in_the_plan(home: Path) -> None:
     site(home, f"queues: {{a: {{{NODE}, notes: [jobs may be killed]}}}}\nnotes: [down on Monday]\n")
     notes = made_plan(home, "gpus: 4\nrun: ls\n").notes
     assert notes == ("queue a: jobs may be killed", "down on Monday")
@@ -301,14 +305,16 @@ USER = f"""queues:
         ),
     ],
 )
-def test_the_gpus_of_one_user(home: Path, profile: str, message: str, line: int) -> None:
+def test_more_gpus_than_one_user_may_have_are_refused(
+    home: Path, profile: str, message: str, line: int
+) -> None:
     site(home, USER)
     error = error_of(home, profile)
     assert message in error and "(`max_gpus_per_user`)" in error
     assert re.search(rf"s\.yaml:{line}:\d", error) and "svd.yaml:1:" in error
 
 
-def test_gpus_within_the_limit_of_one_user(home: Path) -> None:
+def test_gpus_within_the_limit_of_one_user_are_counted_over_groups(home: Path) -> None:
     site(home, USER)
     groups = "groups: {a: {gpus: 4}, b: {gpus: 4, queue: part}, c: {gpus: 0, queue: gpu}}\n"
     plan = made_plan(home, groups)
@@ -321,7 +327,7 @@ def test_gpus_within_the_limit_of_one_user(home: Path) -> None:
     assert made_plan(home, "gpus: 12\n").groups[0].queue == "large"
 
 
-def test_a_limit_of_one_user_below_every_job(home: Path) -> None:
+def test_a_limit_of_one_user_below_every_job_is_refused(home: Path) -> None:
     site(home, f"queues: {{gpu: {{{NODE}, min_gpus: 4, max_gpus_per_user: 2}}}}\n")
     with pytest.raises(InputError, match="has min_gpus 4 above max_gpus_per_user 2"):
         load_site(str(home / "s.yaml"))

@@ -45,7 +45,7 @@ def scripts(home: Path, profile: str) -> str:
     return "".join(script.text for script in render(made_plan(home, profile), "svd-0000"))
 
 
-def test_setup_and_scratch(home: Path) -> None:
+def test_setup_and_scratch_of_a_queue_replace_those_of_the_site(home: Path) -> None:
     text = scripts(home, "gpus: 4\n")
     assert "module load site\n" in text and '--local-directory="/site"' in text
     text = scripts(home, "gpus: 4\nqueue: b\nwalltime: 10m\n")
@@ -72,7 +72,7 @@ def made_plan_of(home: Path, profile: str) -> Plan:
     return made_plan(home, profile)
 
 
-def test_mpi(home: Path) -> None:
+def test_the_launcher_of_a_queue_replaces_that_of_the_site(home: Path) -> None:
     text = scripts(home, "gpus: 4\nqueue: b\nlayout: mpi\n")
     assert "jsrun -n1" in text and "module load b-mpi" in text
     assert "mpirun" not in text and "site-mpi" not in text
@@ -114,18 +114,20 @@ def test_variables_of_a_queue_override_the_defaults(home: Path, profile: str, va
         ("queue: a\nwalltime: 5m\ngroups: {x: {queue: b}}\n", "00:05:00"),
     ],
 )
-def test_walltime(home: Path, profile: str, time: str) -> None:
+def test_the_walltime_of_a_queue_replaces_that_of_the_site(
+    home: Path, profile: str, time: str
+) -> None:
     gpus = "" if "groups" in profile else "gpus: 4\n"
     assert f"#SBATCH --time={time}" in scripts(home, gpus + profile)
 
 
-def test_walltime_equal_to_the_default_of_the_site(home: Path) -> None:
+def test_a_walltime_equal_to_the_default_of_the_site_is_the_users(home: Path) -> None:
     (home / "s.yaml").write_text(SITE)
     message = error_of(home, "gpus: 4\nqueue: b\nwalltime: 1h\n")
     assert "walltime 1h is more than its 30m" in message
 
 
-def test_no_walltime_at_all(home: Path) -> None:
+def test_a_queue_may_have_the_only_walltime(home: Path) -> None:
     text = SITE.replace("defaults: {walltime: 1h}\n", "")
     (home / "s.yaml").write_text(text)
     assert "`walltime` is needed" in error_of(home, "gpus: 4\n")
@@ -143,7 +145,7 @@ def test_a_stored_specification_keeps_the_origin_of_the_walltime(home: Path) -> 
         assert make_plan(changed, python=PYTHON).groups[0].walltime == 180
 
 
-def test_lines_of_jobs_of_several_nodes(home: Path) -> None:
+def test_jobs_of_several_nodes_have_their_own_request(home: Path) -> None:
     text = SITE + (
         "request: ['-p shared', '--gpus={gpus_per_job}', '--mem={memory_per_job:GB}G']\n"
         "multi_node_request: ['-p whole', '-N {nodes}', '--gpus-per-node={gpus_per_node}']\n"
@@ -179,7 +181,7 @@ defaults: {walltime: 1h}
 """
 
 
-def test_the_launcher_of_workers(home: Path) -> None:
+def test_the_launcher_of_workers_stands_before_the_supervisor(home: Path) -> None:
     (home / "s.yaml").write_text(LAUNCHER)
 
     def script(profile: str) -> str:
@@ -196,7 +198,7 @@ def test_the_launcher_of_workers(home: Path) -> None:
     assert not site_problems(load_site("./s.yaml"))
 
 
-def test_containers_under_the_launcher_of_workers(home: Path) -> None:
+def test_containers_start_under_the_launcher_of_workers(home: Path) -> None:
     (home / "s.yaml").write_text(LAUNCHER)
     container = "environment: {{container: {{runtime: {}, image: /i.sif}}}}\n"
     made = made_plan(home, "gpus: 6\n" + container.format("apptainer"))
@@ -207,7 +209,7 @@ def test_containers_under_the_launcher_of_workers(home: Path) -> None:
     assert ", but pyxis starts containers through srun" in message
 
 
-def test_a_launcher_of_workers_with_a_number_that_the_queue_does_not_have(home: Path) -> None:
+def test_a_launcher_cannot_use_a_number_that_the_queue_does_not_state(home: Path) -> None:
     (home / "s.yaml").write_text(LAUNCHER.replace("cpus_per_node: 42", "nodes: 9"))
     error = error_of(home, "gpus: 6\n")
     assert "s.yaml:5:19: {cpus_per_node} is not known: queue a does not state cpus_per_no" in error
@@ -224,7 +226,7 @@ def test_a_launcher_of_workers_with_a_number_that_the_queue_does_not_have(home: 
         ("setup: [x]", "must be bash text"),
     ],
 )
-def test_invalid_values(home: Path, keys: str, message: str) -> None:
+def test_invalid_values_of_a_queue_are_refused(home: Path, keys: str, message: str) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", keys))
     with pytest.raises(InputError, match=re.escape(message)):
         load_site("./s.yaml")

@@ -52,7 +52,7 @@ def free(name: str) -> list[tuple[str, str, bool, int, int | None, int | None]]:
     return [(n.name, n.queue, n.usable, n.free_cpus, n.gpus, n.free_gpus) for n in nodes(name)]
 
 
-def test_slurm() -> None:
+def test_free_cpus_and_gpus_of_slurm_are_read() -> None:
     found = free("slurm")
     assert found[:2] == [("node1", "main", True, 15, 4, 1), ("node1", "short", True, 15, 4, 1)]
     assert found[-1] == ("node4", "short", False, 0, 4, 0)  # drained
@@ -74,25 +74,25 @@ def test_gpus_with_shards_in_use_are_not_free_on_slurm(shown: str, free_gpus: in
     assert (second.gpus, second.free_gpus) == (4, 3), "a job has one of its GPUs"
 
 
-def test_types_and_numbers_of_gpus_of_slurm() -> None:
+def test_types_and_numbers_of_gpus_of_slurm_are_read() -> None:
     text = "gpu:a100:4(S:0-1),shard:8,gpu:nvidia_a100_1g.5gb:7(IDX:0,2-5),gpu:2"
     assert gpus_in(text) == [("a100", 4), ("nvidia_a100_1g.5gb", 7), ("", 2)]
     assert gpus_in("(null)") == gpus_in("craynetwork:4") == []
 
 
-def test_grid_engine() -> None:
+def test_free_cpus_and_gpus_of_grid_engine_are_read() -> None:
     assert free("sge") == [
         ("node1", "main", True, 16, None, 4), ("node2", "main", True, 14, None, 1),
         ("node1", "short", True, 16, None, 4), ("node2", "short", True, 16, None, 1),
     ]  # fmt: skip
 
 
-def test_pbs() -> None:
+def test_free_cpus_and_gpus_of_pbs_are_read() -> None:
     assert free("pbs") == [("node1", "", True, 1, 4, 3), ("node2", "", True, 5, 4, 4)]
     assert {(n.gpu_type, n.memory, n.cpus) for n in nodes("pbs")} == {("a100", 32 * 2**30, 8)}
 
 
-def test_torque() -> None:
+def test_free_cpus_and_gpus_of_torque_are_read() -> None:
     assert free("torque") == [("node1", "", True, 5, 4, 4), ("node2", "", True, 8, 4, 4)]
 
 
@@ -116,7 +116,7 @@ def free_on_lsf(**answers: str) -> list[tuple[str, int, int | None, int | None]]
     return [(node.name, node.free_cpus, node.gpus, node.free_gpus) for node in found]
 
 
-def test_lsf() -> None:
+def test_free_cpus_and_gpus_of_lsf_are_read() -> None:
     assert free("lsf") == [("node1", "", True, 3, None, None), ("node2", "", True, 8, None, None)]
     assert free_on_lsf() == [("node1", 3, None, None), ("node2", 8, None, None)]
     ibm = recorded("lsf", "gpus.txt", "several hosts").stdout
@@ -126,7 +126,7 @@ def test_lsf() -> None:
     assert free_on_lsf(w=closed, o=ibm)[1] == ("node2", 0, 4, 0)
 
 
-def test_lsf_that_has_no_gpu_option() -> None:
+def test_an_lsf_without_gpus_of_its_own_counts_the_shared_resource() -> None:
     """There, or if the first answer has no GPUs, the shared resource counts."""
     shared, ibm = (recorded("lsf", "hosts.txt", "hosts").stdout,
                    recorded("lsf", "gpus.txt", "one host").stdout)  # fmt: skip
@@ -136,7 +136,7 @@ def test_lsf_that_has_no_gpu_option() -> None:
     assert free_on_lsf(s=shared, o=ibm) == [("node1", 3, 0, 0), ("node2", 8, 0, 0)]
 
 
-def test_units() -> None:
+def test_units_of_memory_and_times_are_read() -> None:
     assert [memory_bytes(text) for text in ("32gb", "1.5G", "2048kb", "512", "x")] == [
         32 * 2**30, 3 * 2**29, 2**21, 512, None,
     ]  # fmt: skip
@@ -183,7 +183,7 @@ def queues(home: Path, programs: Path, name: str, *arguments: str) -> tuple[dict
         ("lsf", {"normal": (2, 2, 8, 7, 4)}),
     ],
 )
-def test_queues(
+def test_queues_prints_what_is_free_in_each_queue(
     home: Path, programs: Path, name: str, expected: dict[str, tuple[int | None, ...]]
 ) -> None:
     value, text = queues(home, programs, name)
@@ -232,7 +232,7 @@ echo "sbatch: Job 7 to start at 2026-11-${day}T10:00:00 using 1 processors on no
 """A program: later for H100s, and later still for the queue `main`."""
 
 
-def test_a_line_for_each_gpu_type(mixed: Path) -> None:
+def test_each_gpu_type_of_a_queue_has_a_line(mixed: Path) -> None:
     done = CliRunner().invoke(main, ["queues", "--site", "./q.yaml", "--json"])
     keys = ("queue", "gpu_type", "nodes", "usable_nodes", "gpus", "free_gpus", "most_free_gpus")
     assert [tuple(one[key] for key in keys) for one in json.loads(done.stdout)["queues"]] == [
@@ -245,7 +245,7 @@ def test_a_line_for_each_gpu_type(mixed: Path) -> None:
     assert rows == [["mixed", "big"], ["mixed", "small"], ["small", "a100"]]
 
 
-def test_the_start_of_each_gpu_type(mixed: Path) -> None:
+def test_each_gpu_type_of_a_queue_has_its_estimated_start(mixed: Path) -> None:
     done = CliRunner().invoke(main, ["queues", "--site", "./q.yaml", "--estimate"])
     assert done.exit_code == 0, done.output
     header, *rows = [line.split() for line in done.stdout.splitlines()]
@@ -354,7 +354,7 @@ def test_the_order_of_queues_is_stored(home: Path) -> None:
     assert read_spec(home / "spec.json").queue_order == ("b", "a")
 
 
-def test_a_batch_scheduler_that_is_not_here(home: Path) -> None:
+def test_a_missing_batch_scheduler_exits_with_3(home: Path) -> None:
     (home / "q.yaml").write_text(
         f"description: x\nscheduler: slurm\ncommands: {{sinfo: /nosuch/sinfo}}\n{SITES['slurm']}\n"
     )
@@ -362,7 +362,7 @@ def test_a_batch_scheduler_that_is_not_here(home: Path) -> None:
     assert done.exit_code == 3 and "/nosuch/sinfo was not found" in done.stderr
 
 
-def test_this_machine(home: Path) -> None:
+def test_this_machine_is_one_queue_of_one_node(home: Path) -> None:
     done = CliRunner().invoke(main, ["queues", "--site", "local", "--json"])
     (found,) = json.loads(done.stdout)["queues"]
     assert found["queue"] == "local" and found["usable_nodes"] == 1 and found["free_cpus"] > 0

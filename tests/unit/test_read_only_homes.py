@@ -51,7 +51,9 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize("remote", ["python3", "gpujobs"])
-def test_a_home_on_the_login_node(run: Run, tmp_path: Path, remote: str) -> None:
+def test_a_read_only_home_on_the_login_node_is_one_error(
+    run: Run, tmp_path: Path, remote: str
+) -> None:
     """It gets gpujobs first, or has it, and gets the files of a command."""
     command = {"python3": sys.executable, "gpujobs": str(tmp_path / "gpujobs")}[remote]
     done = run(
@@ -65,7 +67,7 @@ def test_a_home_on_the_login_node(run: Run, tmp_path: Path, remote: str) -> None
 STATE = "hint: XDG_STATE_HOME=FOLDER keeps the records"
 
 
-def test_the_state_folder_on_the_login_node(run: Run, tmp_path: Path) -> None:
+def test_a_read_only_state_folder_on_the_login_node_is_named(run: Run, tmp_path: Path) -> None:
     there = f"HOME={tmp_path / 'home'} XDG_STATE_HOME={READ_ONLY}/state"
     command = str(tmp_path / "gpujobs")
     words = ("--host", "login", "submit", "p.yaml", "--site", "./s.yaml")
@@ -77,7 +79,7 @@ def test_the_state_folder_on_the_login_node(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "login"])
-def test_the_state_folder_of_this_computer(run: Run, host: str) -> None:
+def test_a_read_only_state_folder_of_this_computer_is_named(run: Run, host: str) -> None:
     words = ("--host", host, "submit", "p.yaml", "--site", "./s.yaml")
     done = run(*words, XDG_STATE_HOME=f"{READ_ONLY}/state")
     assert (
@@ -86,7 +88,7 @@ def test_the_state_folder_of_this_computer(run: Run, host: str) -> None:
     assert STATE in done.stderr
 
 
-def test_the_folder_of_the_clusters_and_a_job_folder(run: Run, tmp_path: Path) -> None:
+def test_read_only_folders_of_clusters_and_scripts_are_named(run: Run, tmp_path: Path) -> None:
     with (tmp_path / "s.yaml").open("a") as file:
         file.write(f"directory: {READ_ONLY}/clusters\n")
     done = run("submit", "p.yaml", "--site", "./s.yaml")

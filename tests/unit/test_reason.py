@@ -133,7 +133,7 @@ Traceback: '  File "/home/ann/fail/a.py", line 3, in f\\n    raise Empty\\n'
         ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc: out_of_memory: CUDA error\nAborted\n", "what():  std::bad_alloc: out_of_memory: CUDA error"),
     ],
 )  # fmt: skip
-def test_the_reason_in_other_outputs(text: str, reason: str) -> None:
+def test_other_outputs_have_the_reason_that_a_person_would_choose(text: str, reason: str) -> None:
     assert reason_of(text) == reason
 
 
@@ -143,7 +143,7 @@ def test_an_output_without_an_error_has_none() -> None:
     assert error_of("") == ""
 
 
-def test_a_task_that_needs_more_memory_than_its_workers_have() -> None:
+def test_a_task_that_needs_more_memory_has_the_limit_of_its_workers_as_reason() -> None:
     workers: dict[str, OverMemory] = {"svd-0000-1": {"restarts": 4, "limit": 2**30}}
     message = "worker svd-0000-1 restarted 4 times: over its memory limit of 1 GiB: memory_per_job"
     reason = reason_of(KILLED)

@@ -121,7 +121,9 @@ def test_submit_names_the_file_and_the_cure(received: Path, run: Run, marks: Pat
     assert not (received.parent / "clusters").exists()
 
 
-def test_python_refuses_it_too(received: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_refuses_a_received_site_too(
+    received: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(received)
     from gpujobs import GPUJobQueueCluster, submit
 
@@ -152,7 +154,9 @@ def test_a_site_with_nothing_that_acts_is_submitted_and_named(received: Path, ru
     assert "the site file is machine.yaml, which only the profile" in done.stderr
 
 
-def test_a_file_that_a_received_one_extends(received: Path, run: Run, marks: Path) -> None:
+def test_a_file_that_a_received_one_extends_runs_nothing(
+    received: Path, run: Run, marks: Path
+) -> None:
     (received / "base.yaml").write_text((received / "machine.yaml").read_text())
     (received / "machine.yaml").write_text("extends: ./base.yaml\n")
     assert run("plan", "profile.yaml").returncode == 0
@@ -178,7 +182,9 @@ def test_a_job_folder_does_not_launder_it(received: Path, run: Run, marks: Path)
         assert left(marks) == set(), words
 
 
-def test_commands_of_a_received_job_folder(received: Path, run: Run, marks: Path) -> None:
+def test_commands_of_a_received_job_folder_are_not_run(
+    received: Path, run: Run, marks: Path
+) -> None:
     """Its record may have been written by hand. Commands of a site that the user has are used."""
     own = received.parent / "sites"
     own.mkdir(mode=0o755)
@@ -318,7 +324,9 @@ def test_files_of_a_job_folder_are_private_whatever_the_umask_is(received: Path,
     assert open_to_others == []
 
 
-def test_a_bare_start_of_a_folder_that_others_can_write(received: Path, run: Run) -> None:
+def test_a_bare_start_of_a_folder_that_others_can_write_is_refused(
+    received: Path, run: Run
+) -> None:
     assert run("render", "profile.yaml", "-o", "folder").returncode == 0
     folder = received / "folder"
     folder.chmod(0o777)

@@ -58,7 +58,7 @@ def test_only_the_one_that_is_needed_is_imported() -> None:
     assert not others & set(loaded) and "importlib.metadata" not in loaded
 
 
-def test_class_that_was_imported(tmp_path: Path) -> None:
+def test_a_class_that_was_imported_is_known_by_its_name(tmp_path: Path) -> None:
     own = define("own")
     assert get_scheduler("own") is own
     assert "own" in scheduler_names()
@@ -90,7 +90,7 @@ def test_name_belongs_to_one_class() -> None:
 
 
 @each("name", ["slrum", "Slurm", "base", "registry", "", "..config", "a b", "jobs"])
-def test_unknown_name(name: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(InputError) as error:
         get_scheduler(name)
     assert f"{name!r} is not one of the known batch schedulers ({', '.join(BUILT_IN)})" in str(
@@ -111,7 +111,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_entry_point(plugin: Path) -> None:
+def test_an_entry_point_is_imported_when_it_is_asked_for(plugin: Path) -> None:
     (plugin / "demo_batch.py").symlink_to(ROOT / "tests" / "fakes" / "demo" / "demo_batch.py")
     assert scheduler_names() == sorted([*BUILT_IN, "demo"])
     assert "demo_batch" not in sys.modules
@@ -125,13 +125,15 @@ def test_entry_point(plugin: Path) -> None:
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_entry_point_that_cannot_be_imported(plugin: Path, text: str, cause: str) -> None:
+def test_an_entry_point_that_cannot_be_imported_is_an_error_with_its_cause(
+    plugin: Path, text: str, cause: str
+) -> None:
     (plugin / "demo_batch.py").write_text(text)
     with pytest.raises(InputError, match=rf"demo: demo_batch cannot be imported \({cause}"):
         get_scheduler("demo")
 
 
-def test_entry_point_without_the_class(plugin: Path) -> None:
+def test_an_entry_point_without_the_class_is_an_unknown_name(plugin: Path) -> None:
     (plugin / "demo_batch.py").write_text("")
     with pytest.raises(InputError, match="'demo' is not one of the known batch schedulers"):
         get_scheduler("demo")

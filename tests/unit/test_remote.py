@@ -33,7 +33,9 @@ class Stop(threading.Event):
         return self.is_set()
 
 
-def test_a_host_that_cannot_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_that_cannot_be_reached_is_tried_less_and_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It is tried less and less often, up to once a minute; a reason is logged once."""
     reasons = iter(["refused"] * 4 + ["timed out"] * 4)
 
@@ -51,7 +53,9 @@ def test_a_host_that_cannot_be_reached(caplog: pytest.LogCaptureFixture) -> None
     assert remote.repeat("login", lambda: 5, threading.Event()) == 5
 
 
-def test_clusters_of_two_hosts_with_one_id(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_of_two_hosts_with_one_id_have_their_own_keys(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each has its own key; a host cannot replace that of another one."""
     (home / "ssh").write_text("#!/bin/sh\nexit 0\n")
     (home / "ssh").chmod(0o755)
@@ -88,7 +92,7 @@ def test_an_answer_of_a_login_node_that_cannot_be_read_is_our_error(tmp_path: Pa
             remote.read_endpoint(host, text)
 
 
-def test_a_login_node_that_answers_nonsense(
+def test_nonsense_of_a_login_node_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the command is sent: a message that is cut off, of no kind, or in the wrong order."""

@@ -79,7 +79,7 @@ def test_squeue_selects_by_the_process_s_own_number() -> None:
     assert "--me" not in unnamed and "--name=svd-7f3a" in unnamed
 
 
-def test_name_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_user_comes_from_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     own = user_name()
     monkeypatch.setenv("LOGNAME", "somebody")
     monkeypatch.setenv("USER", "somebody")
@@ -106,7 +106,7 @@ qsub: cannot connect to server (null) (errno=15137) could not connect to trqauth
         ("torque", "pbs_iff: cannot connect to host\n", "pbs_iff cannot authorize this user"),
     ],
 )
-def test_a_daemon_that_does_not_run_on_this_host(
+def test_a_daemon_that_does_not_run_on_this_host_is_named_at_once(
     tmp_path: Path, name: str, stderr: str, why: str
 ) -> None:
     """It is named, and a submission does not wait for it as for a server that is away."""

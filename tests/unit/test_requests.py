@@ -123,7 +123,7 @@ def test_wanted_memory_of_cpu_workers_is_rounded_up(home: Path) -> None:
     assert "1 worker of 122GiB; the job has 120GiB on a node" in message
 
 
-def test_memory_of_a_head_of_its_own(home: Path) -> None:
+def test_a_head_of_its_own_requests_its_own_memory(home: Path) -> None:
     site(home, PER_SLOT, "}} -> }, cpu: {cpus_per_node: 64, memory_per_node: 124GiB}}")
     made = made_plan(home, "gpus: 4\nhead: {queue: cpu, cpus: 3}\n")
     assert made.head and made.head.shape.memory == 3 * GIB and "-l h_vmem=1G" in made.head.lines

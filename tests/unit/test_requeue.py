@@ -75,7 +75,7 @@ def test_the_heads_own_job_is_the_last_of_each_attempt(home: Path) -> None:
     assert [(script.first, script.count) for script in scripts] == [(2, 1), (0, 2), (5, 1), (3, 2)]
 
 
-def test_numbers_of_attempts_that_are_refused(home: Path) -> None:
+def test_numbers_of_attempts_that_cannot_be_are_refused(home: Path) -> None:
     assert "svd.yaml:5:16: `walltime_exit` asks for another attempt" in error_of(
         home, RUN + "walltime_exit: 85\n"
     )
@@ -136,7 +136,7 @@ def command(folder: Path, code: str) -> ManagedProcess:
         ("exit 3", 1, 1, "walltime"),
     ],
 )
-def test_the_end_of_a_command_near_the_walltime(
+def test_a_command_that_ends_near_the_walltime_may_begin_the_next_attempt(
     tmp_path: Path, code: str, attempt: int, attempts: int, found: str
 ) -> None:
     head = Head(options(tmp_path, attempt, attempts))
@@ -155,7 +155,9 @@ def test_the_end_of_a_command_near_the_walltime(
 
 
 @pytest.mark.parametrize(("code", "found"), [(0, "done"), (85, "over"), (3, "failed")])
-def test_the_end_of_a_command_by_itself(tmp_path: Path, code: int, found: str) -> None:
+def test_a_command_that_ends_by_itself_begins_the_next_attempt_only_with_its_exit_code(
+    tmp_path: Path, code: int, found: str
+) -> None:
     head = Head(options(tmp_path, 1, 2, left=500))
     argv = [sys.executable, "-c", f"raise SystemExit({code})"]
     process = ManagedProcess("run:", argv, tmp_path / "log", dict(os.environ))
@@ -214,7 +216,7 @@ def test_a_late_job_of_an_earlier_attempt_exits(tmp_path: Path) -> None:
     assert not (tmp_path / "head-1").exists()
 
 
-def test_a_head_that_is_requeued_all_the_same(tmp_path: Path) -> None:
+def test_a_head_that_is_requeued_all_the_same_ends_its_attempt(tmp_path: Path) -> None:
     """PBS requeues members of arrays: that ends the attempt, and the next one follows."""
     (tmp_path / "head-1").mkdir()
     (tmp_path / "head-1" / "owner").write_text('{"job": 0}')

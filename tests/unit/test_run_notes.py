@@ -30,7 +30,9 @@ def notes(home: Path, profile: dict[str, object]) -> list[str]:
         ["/opt/bin/python", "-X", "dev", "lib/frist.py"],
     ],
 )  # fmt: skip
-def test_a_script_that_is_not_in_the_working_directory(home: Path, run: list[str]) -> None:
+def test_a_script_that_is_not_in_the_working_directory_has_a_note_with_the_right_name(
+    home: Path, run: list[str]
+) -> None:
     (home / "first.py").write_text("")
     (home / "lib").mkdir()
     (home / "lib" / "first.py").write_text("")
@@ -44,7 +46,7 @@ def test_a_script_that_is_not_in_the_working_directory(home: Path, run: list[str
     )
 
 
-def test_the_working_directory_of_the_profile(home: Path) -> None:
+def test_scripts_are_looked_for_in_the_working_directory_of_the_profile(home: Path) -> None:
     (home / "there").mkdir()
     (home / "there" / "first.py").write_text("")
     assert notes(home, {"run": ["python", "first.py"], "workdir": str(home / "there")}) == []
@@ -71,7 +73,9 @@ def test_a_script_beside_the_profile_gets_a_note(home: Path, monkeypatch: Any) -
     assert note.endswith(f"there, but beside the profile: submit there, or set `workdir: {home}`")
 
 
-def test_a_script_from_a_folder_above(home: Path, monkeypatch: Any) -> None:
+def test_a_script_of_a_folder_above_has_a_note_with_that_folder(
+    home: Path, monkeypatch: Any
+) -> None:
     (home / "top" / "lib").mkdir(parents=True)
     (home / "top" / "lib" / "first.py").write_text("")
     monkeypatch.chdir(home / "top" / "lib")
@@ -87,7 +91,7 @@ def test_a_script_from_a_folder_above(home: Path, monkeypatch: Any) -> None:
         (["tool.py"], "PATH has no tool.py; write run: [./tool.py]"),
     ],
 )
-def test_scripts_that_cannot_start(home: Path, run: list[str], note: str) -> None:
+def test_scripts_that_cannot_start_have_a_note(home: Path, run: list[str], note: str) -> None:
     (home / "first.py").write_text("")
     (home / "tool.py").touch(mode=0o755)
     assert notes(home, {"run": run}) == [f"warning: run: {note}"]
@@ -103,7 +107,7 @@ def test_scripts_that_cannot_start(home: Path, run: list[str], note: str) -> Non
         ["bash", "-c", "python frist.py > out"], ["python", "first.py", "a>b", "-x=1", "A&B", "5$"],
     ],
 )  # fmt: skip
-def test_commands_without_a_note(home: Path, run: list[str]) -> None:
+def test_commands_that_can_start_have_no_note(home: Path, run: list[str]) -> None:
     (home / "first.py").write_text("")
     assert notes(home, {"run": run}) == []
 
@@ -116,13 +120,13 @@ def test_commands_without_a_note(home: Path, run: list[str]) -> None:
         ("python first.py $SCRATCH/x", "$SCRATCH/x"), ("python first.py ${A}", "${A}"), ("python first.py &", "&"),
     ],
 )  # fmt: skip
-def test_words_that_only_a_shell_understands(home: Path, run: str, word: str) -> None:
+def test_words_that_only_a_shell_understands_have_a_note(home: Path, run: str, word: str) -> None:
     (home / "first.py").write_text("")
     (note,) = notes(home, {"run": run})
     assert f"no shell runs the command, so it gets `{word}` as it is" in note and "bash, -c" in note
 
 
-def test_places_that_this_host_does_not_have(home: Path) -> None:
+def test_places_that_this_host_does_not_have_are_noted(home: Path) -> None:
     """The node may see another file system, so these are notes."""
     (home / "venv" / "bin").mkdir(parents=True)
     (home / "venv" / "bin" / "activate").touch()
@@ -154,7 +158,7 @@ def test_places_that_this_host_does_not_have(home: Path) -> None:
     assert said(workdir="/nosuch/$A/w", environment={"python": "/nosuch/*/python"}) == []
 
 
-def test_the_python_of_the_jobs(home: Path) -> None:
+def test_a_setup_that_may_choose_another_python_is_noted(home: Path) -> None:
     made = made_plan(home, "gpus: 1\nidle_timeout: 0\n")
     assert "\npython          /opt/env/bin/python\n" in plan_text(made, "x-0000")
     assert made.notes == ()
@@ -168,7 +172,7 @@ def test_the_python_of_the_jobs(home: Path) -> None:
     assert "\npython          /opt/python\n" in plan_text(made, "x-0000") and made.notes == ()
 
 
-def test_a_site_of_another_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_of_another_cluster_is_noted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "s.yaml").write_text(SLURM + "cluster_names: [delta]\n")
     (home / "slurm.conf").write_text("ClusterName=frontera\n")
     assert notes(home, {"run": "ls"}) == []
@@ -178,7 +182,7 @@ def test_a_site_of_another_cluster(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert notes(home, {"run": "ls"}) == []
 
 
-def test_more_gpus_than_the_queue_has(home: Path) -> None:
+def test_more_gpus_than_the_queue_has_are_noted(home: Path) -> None:
     (home / "s.yaml").write_text(SLURM.replace("max_nodes: 1", "nodes: 3"))
     (note,) = made_plan(home, "gpus: 16\nrun: ls\n").notes
     assert note == "16 GPUs wanted; the queue has 12: 4 GPUs will not come while this cluster runs"
@@ -212,7 +216,7 @@ def extended(home: Path) -> Path:
     return home
 
 
-def test_the_origin_of_each_value(extended: Path) -> None:
+def test_each_value_is_shown_with_its_origin(extended: Path) -> None:
     done = printed("plan", "--verbose", "--set", "gpus=4", "--set", "gpus=2")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith(printed("plan", "--set", "gpus=2").stdout)

@@ -67,14 +67,14 @@ def test_slurms_names_it(home: Path) -> None:
 
 
 @pytest.mark.parametrize("scheduler", OF_TYPE)
-def test_a_request_with_the_type(home: Path, scheduler: str) -> None:
+def test_a_request_with_the_type_is_no_finding(home: Path, scheduler: str) -> None:
     site(home, scheduler, f"request: {OF_TYPE[scheduler]}\n")
     assert found(home) == []
     plan = made_plan(home, {"gpus": 1, "gpu_type": "v100"})
     assert "v100" in " ".join(plan.groups[0].lines) and notes(home, gpu_type="v100") == []
 
 
-def test_one_type_in_queues_with_other_limits(home: Path) -> None:
+def test_queues_of_one_type_may_have_equal_directives(home: Path) -> None:
     site(home, "pbs", "", ("gpu_type: v100", "gpu_type: a100, max_walltime: 1h"))
     assert found(home) == [] and notes(home, gpu_type="a100") == []
 
@@ -85,7 +85,7 @@ def test_sizes_of_nodes_are_no_request_for_a_type(home: Path) -> None:
     assert len(found(home)) == 2
 
 
-def test_queues_that_jobs_do_not_name(home: Path) -> None:
+def test_queues_that_jobs_do_not_name_are_findings(home: Path) -> None:
     request = "request: ['-l select={nodes}:ngpus={gpus_per_node}']\n"
     site(home, "pbs", request, ("name: q, ", ""))
     assert len(found(home)) == 2
@@ -93,7 +93,7 @@ def test_queues_that_jobs_do_not_name(home: Path) -> None:
     assert found(home) == [], "the queues have names of their own"
 
 
-def test_two_names_of_one_type(home: Path) -> None:
+def test_two_names_of_one_type_are_no_finding(home: Path) -> None:
     site(home, "pbs", "", ("gpu_type: v100", "gpu_types: {a100: a100, large: a100}"))
     assert found(home) == [] and notes(home, gpu_type="large") == []
 
@@ -105,7 +105,7 @@ def test_a_reservation_replaces_the_queue(home: Path) -> None:
     assert "-q R123" in made_plan(home, profile).groups[0].lines
 
 
-def test_the_types_of_one_queue(home: Path) -> None:
+def test_types_of_one_queue_with_equal_directives_are_findings(home: Path) -> None:
     (home / "s.yaml").write_text(
         "description: test\nscheduler: pbs\nvisible_devices: scheduler\ndefaults: {walltime: 1h}\n"
         "queues:\n  q: {gpus_per_node: 4, gpu_types: {a100: A100, v100: V100}}\n"
@@ -119,7 +119,7 @@ def test_the_types_of_one_queue(home: Path) -> None:
     ]
 
 
-def test_whole_nodes_of_several_sizes(home: Path) -> None:
+def test_whole_nodes_of_several_sizes_with_equal_directives_are_findings(home: Path) -> None:
     implied = "request: ['-q {queue}', '-l select={nodes}']\n"
     change = ("gpu_type: v100", "gpu_type: a100")
     small = (

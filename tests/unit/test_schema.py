@@ -53,7 +53,7 @@ def test_site_files_match_the_schema(path: Path) -> None:
         "workers: {worker_port: 8000, resources: {GPU: 1, X: 0.5}}\n",
     ],
 )
-def test_both_accept_a_profile(text: str) -> None:
+def test_the_schema_and_gpujobs_accept_the_same_profiles(text: str) -> None:
     validator(Profile).validate(YAML(typ="safe", pure=True).load(text))
     build(Profile, parse(text, "p.yaml"))
 
@@ -78,7 +78,7 @@ def test_both_accept_a_profile(text: str) -> None:
         (Site, SITE + "network: {protocols: [udp]}\n"),
     ],
 )
-def test_both_refuse_a_mistake(model: type[Model], text: str) -> None:
+def test_the_schema_and_gpujobs_refuse_the_same_mistakes(model: type[Model], text: str) -> None:
     assert not validator(model).is_valid(YAML(typ="safe", pure=True).load(text))
     with pytest.raises(InputError):
         build(model, parse(text, "x.yaml"))
@@ -94,7 +94,7 @@ def test_both_refuse_a_mistake(model: type[Model], text: str) -> None:
         f"{SITE}commands: {{sbatch: /opt/sbatch}}\ncluster: 2\n",
     ],
 )
-def test_both_accept_a_site(text: str) -> None:
+def test_the_schema_and_gpujobs_accept_the_same_sites(text: str) -> None:
     validator(Site).validate(YAML(typ="safe", pure=True).load(text))
     if "extends" not in text:
         build(Site, parse(text, "s.yaml"))
@@ -145,7 +145,7 @@ def test_given_has_the_keys_that_were_written() -> None:
     assert profile.network.given == set() and profile.account is None
 
 
-def test_names_of_keys() -> None:
+def test_nested_keys_have_dotted_names() -> None:
     names = list(key_names(Profile))
     assert {"gpus", "workers.memory", "environment.container.image", "groups.workers.memory"} <= {
         *names

@@ -103,7 +103,9 @@ def test_a_job_that_is_stopped_at_any_moment_ends_only_itself(
         events.unlink(missing_ok=True)
 
 
-def test_a_supervisor_whose_batch_script_was_killed_before_it_was_ready(tmp_path: Path) -> None:
+def test_a_supervisor_notices_that_its_batch_script_was_killed_before_it_was_ready(
+    tmp_path: Path,
+) -> None:
     script = subprocess.Popen(["true"])
     namespace = Path("/proc/self/ns/pid").readlink()
     alive = Job(options(tmp_path, batch_script=f"{os.getpid()}@{namespace}"))

@@ -42,12 +42,12 @@ def test_the_dashboard_listens_on_loopback_unless_asked_otherwise(home: Path, si
     assert any("without a password" in note for note in notes)
 
 
-def test_a_wrong_word(home: Path) -> None:
+def test_a_wrong_word_for_the_dashboard_is_refused(home: Path) -> None:
     error = error_of(home, {"gpus": 1, "network": {"dashboard": "yes"}})
     assert "`network.dashboard`: 'yes' is not one of off, local or on" in error
 
 
-def test_the_ranks_know_it(home: Path) -> None:
+def test_the_ranks_know_where_the_dashboard_listens(home: Path) -> None:
     ranks = {"layout": "mpi", "run_on": "ranks", "run": ["svd.py"], "gpus": 1}
     script = render(made_plan(home, {**ranks, "network": {"dashboard": "off"}}), "svd-1")[0].text
     assert "--dashboard=off" in script.partition(" rank ")[2]
@@ -129,7 +129,9 @@ def left(home: Path) -> list[str]:
 
 
 @each("options", WITHOUT_ENCRYPTION, ids=str)
-def test_options_of_a_dask_scheduler(home: Path, strict: str, options: dict[str, Any]) -> None:
+def test_options_of_a_dask_scheduler_that_break_the_encryption_are_refused(
+    home: Path, strict: str, options: dict[str, Any]
+) -> None:
     option = next(name for name in reversed(options) if name not in ("host", "dashboard"))
     error = rejected(option, scheduler_options=options)
     assert str(error.problems[0].position) == "scheduler_options"
@@ -142,7 +144,9 @@ def test_several_options_are_reported_together(home: Path, strict: str) -> None:
     assert len(rejected("protocol", scheduler_options=options).problems) == 2
 
 
-def test_the_same_in_dasks_configuration(home: Path, strict: str) -> None:
+def test_options_in_dasks_configuration_that_break_the_encryption_are_refused(
+    home: Path, strict: str
+) -> None:
     with dask.config.set({"jobqueue.slurm.scheduler-options": {"dashboard_address": ":8787"}}):
         error = rejected("dashboard_address")
         place = "dask configuration jobqueue.slurm.scheduler-options"
@@ -152,7 +156,9 @@ def test_the_same_in_dasks_configuration(home: Path, strict: str) -> None:
             pass
 
 
-def test_the_same_of_a_profile(home: Path, strict: str) -> None:
+def test_options_beside_a_profile_that_break_the_encryption_are_refused(
+    home: Path, strict: str
+) -> None:
     (home / "p.yaml").write_text("gpus: 1\n")
     options = {"scheduler_options": {"dashboard_address": ":8787"}}
     with pytest.raises(InputError, match="the dashboard is not encrypted"):
@@ -186,7 +192,7 @@ def test_a_local_cluster_refuses_keywords_that_break_the_sites_encryption(
     assert left(home) == []
 
 
-def test_options_that_keep_the_encryption(home: Path, strict: str) -> None:
+def test_options_that_keep_the_encryption_are_accepted(home: Path, strict: str) -> None:
     options = {"protocol": "tls://", "dashboard_address": "localhost:0", "host": "127.0.0.1"}
     keywords: dict[str, Any] = {"scheduler_options": options, "quiet": True}
     with gpujobs.GPUSLURMCluster("./strict.yaml", **keywords) as cluster:
@@ -235,7 +241,9 @@ def test_a_strict_site_refuses_http_servers_of_workers_that_others_reach(
         (None, False),
     ],
 )
-def test_addresses_on_the_loopback_interface(address: object, expected: bool) -> None:
+def test_addresses_on_the_loopback_interface_are_recognized(
+    address: object, expected: bool
+) -> None:
     assert on_loopback(address) is expected
 
 
@@ -252,7 +260,7 @@ RANKS = {"layout": "mpi", "run_on": "ranks", "run": ["svd.py"], "gpus": 1}
     ],
     ids=str,
 )
-def test_a_script_in_the_ranks_of_mpi(
+def test_a_script_in_the_ranks_of_mpi_keeps_the_encryption_of_the_site(
     home: Path, strict: str, monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any]
 ) -> None:
     assert "--encryption=required" in render(made_plan(home, RANKS, strict), "svd-1")[0].text

@@ -38,7 +38,7 @@ def scheduler(home: Path, request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_one_job_in_equal_queues(home: Path, scheduler: str) -> None:
+def test_one_job_waits_in_all_equal_queues(home: Path, scheduler: str) -> None:
     plan = made_plan(home, {"gpus": 2, "queue": ["a", "b"]})
     line = {
         "slurm": "\n#SBATCH --partition=a,bb\n",
@@ -69,21 +69,21 @@ def test_one_job_in_equal_queues(home: Path, scheduler: str) -> None:
         ("cpu", "it has no GPUs"),
     ],
 )
-def test_queues_that_differ(home: Path, other: str, reason: str) -> None:
+def test_queues_that_differ_are_left_out_with_a_note(home: Path, other: str, reason: str) -> None:
     (home / "s.yaml").write_text(SITE.replace("SCHEDULER", "slurm"))
     plan = made_plan(home, {"gpus": 2, "queue": ["a", other]})
     assert f"queue {other} is not used, it differs from a: {reason}" in plan.notes
     assert plan.groups[0].queue == "a"
 
 
-def test_the_first_of_the_list_that_fits(home: Path) -> None:
+def test_the_first_of_the_list_that_fits_is_taken(home: Path) -> None:
     (home / "s.yaml").write_text(SITE.replace("SCHEDULER", "pbs"))
     assert made_plan(home, {"gpus": 2, "queue": ["quick", "b", "a"]}).groups[0].queue == "bb"
     with pytest.raises(InputError, match="no queue `c`; it has a, b"):
         made_plan(home, {"gpus": 2, "queue": ["a", "c"]})
 
 
-def test_the_order_of_soonest(home: Path, scheduler: str) -> None:
+def test_the_order_of_soonest_decides(home: Path, scheduler: str) -> None:
     site = str(home / "s.yaml")
     spec = make_spec(home, {"gpus": 2}, site)
     plan = make_plan(replace(spec, queue_order=("b", "a", "cpu", "other")), python=PYTHON)

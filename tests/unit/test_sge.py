@@ -31,11 +31,11 @@ def said(name: str, exit_code: int = 0, stderr: str = "") -> CommandResult:
      ('warning: "-w" option has already been set, overriding previous setting\n22\n', "22"), ("", None), ("garbage\n", None),
      ('Your job 4 ("x") has been submitted\n', None)],
 )  # fmt: skip
-def test_id(stdout: str, number: str | None) -> None:
+def test_the_id_is_read_from_the_answer_of_qsub(stdout: str, number: str | None) -> None:
     assert SGE.parse_submit(stdout) == number
 
 
-def test_status_of_arrays_and_jobs() -> None:
+def test_qstat_tells_the_states_of_arrays_and_jobs() -> None:
     ids = (
         [JobId(str(n)) for n in range(43, 50)]
         + [JobId("48", n) for n in range(1, 10)]
@@ -74,7 +74,7 @@ def test_letters_of_grid_engine_are_a_state(letters: str, state: str) -> None:
     assert found[JobId("5", 3)].native == letters
 
 
-def test_why_jobs_wait_and_errors() -> None:
+def test_details_tell_why_jobs_wait_and_how_they_failed() -> None:
     pending, failed = JobState.PENDING, JobState.FAILED
     listed = {JobId("7", n): JobStatus(pending, "qw", "waiting") for n in range(2, 6)}
     listed |= {
@@ -104,7 +104,7 @@ def test_why_jobs_wait_and_errors() -> None:
     assert SGE.parse_detail(CommandResult(("qstat",), 0, turned_off), listed) == {}
 
 
-def test_accounting() -> None:
+def test_the_accounting_tells_how_jobs_ended() -> None:
     ids = [JobId(str(n)) for n in range(50, 61)] + [JobId("57", n) for n in range(1, 10)]
     found = SGE.parse_accounting(said("qacct.txt"), ids)
     assert {str(job): (status.state.value, status.exit_code) for job, status in found.items()} == {
@@ -140,7 +140,7 @@ def test_accounting() -> None:
         ("", "", "", "", "UNKNOWN"),  # cut off
     ],
 )  # fmt: skip
-def test_how_jobs_end(
+def test_the_end_of_a_job_follows_from_its_failure_and_exit_status(
     failed: str, exit_status: str, category: str, lasted: str, state: str
 ) -> None:
     block = (
@@ -221,7 +221,7 @@ def test_what_is_not_listed_is_not_finished() -> None:
         query(JobId("59"), qstat=truncated, qacct=missing)
 
 
-def test_find_by_the_full_name() -> None:
+def test_jobs_are_found_by_the_full_name_only() -> None:
     text = "".join(
         f"<job_list><JB_job_number>{n}</JB_job_number><JB_name>{name}</JB_name><tasks>1-2:1</tasks></job_list>"
         for n, name in ((1, "quickstart-7f3a"), (2, "quickstart-1234"), (3, "quickstart-7f3a"))
@@ -243,7 +243,7 @@ def test_cancel_is_one_call() -> None:
         ('bob - you do not have the necessary privileges to delete the job "64"\n', False),
     ],
 )  # fmt: skip
-def test_already_ended(stdout: str, gone: bool) -> None:
+def test_a_cancel_that_came_too_late_is_told_from_a_refused_one(stdout: str, gone: bool) -> None:
     assert SGE.already_ended(CommandResult(("qdel",), 1, stdout)) is gone
 
 
@@ -254,7 +254,7 @@ def test_already_ended(stdout: str, gone: bool) -> None:
         ("-p -10 -q long", {"-p", "-q"}), ("-hard -l a=1 -soft -l b=2", {"-l a", "-l b"}), ("-ac allow=L", {"-ac"}),
     ],
 )  # fmt: skip
-def test_options(line: str, options: set[str]) -> None:
+def test_the_options_of_a_line_are_recognized(line: str, options: set[str]) -> None:
     assert SGE.options(line) == options
 
 
@@ -269,7 +269,9 @@ def test_options(line: str, options: set[str]) -> None:
         ({"name": "2d-svd"}, "no digit or - first"),
     ],
 )  # fmt: skip
-def test_what_a_profile_cannot_ask_for(tmp_path: Path, profile: dict[str, Any], said: str) -> None:
+def test_what_a_profile_cannot_ask_for_is_refused(
+    tmp_path: Path, profile: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         plan(tmp_path, {"gpus": 2, "gpu_type": "a100", "walltime": "1h", **profile}, "myriad")
 
@@ -294,7 +296,7 @@ def test_site_must_say_which_gpus(tmp_path: Path) -> None:
         plan(tmp_path, {"gpus": 2, "walltime": "1h"}, str(tmp_path / "own.yaml"))
 
 
-def test_limit_and_estimate() -> None:
+def test_the_largest_array_and_an_estimate_are_read() -> None:
     assert (
         SGE.parse_limit("max_aj_instances             2000\nmax_aj_tasks                 75000\n")
         == 75000

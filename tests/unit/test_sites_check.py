@@ -108,7 +108,9 @@ def test_all_shapes_that_a_queue_allows_are_tried(home: Path) -> None:
         ("commands: {sbacth: /opt/sbatch}\n", "7:20", "slurm has no command sbacth", "smallest job"),
     ],
 )  # fmt: skip
-def test_findings(home: Path, text: str, place: str, message: str, shape: str) -> None:
+def test_a_finding_has_its_place_message_and_shape(
+    home: Path, text: str, place: str, message: str, shape: str
+) -> None:
     done = check(home, SLURM + text)
     assert re.search(rf"s\.yaml:{place}: .*{re.escape(message)}", done.stdout), done.stdout
     assert "1 finding" in done.stderr
@@ -141,7 +143,7 @@ def test_the_defaults_are_a_profile(home: Path, defaults: str, message: str) -> 
     assert len(found) == 1 and message in found[0]["message"] and found[0]["line"] == 6
 
 
-def test_all_findings_of_a_file_in_one_run(home: Path) -> None:
+def test_one_run_shows_all_findings_of_a_file(home: Path) -> None:
     text = SLURM + "setup: 'if'\ndirectives: [--output=x]\ndirectory: $NOSUCH\n"
     lines = [
         finding["line"] for finding in json.loads(check(home, text, "--json").stdout)["findings"]
@@ -156,7 +158,7 @@ def test_a_file_that_is_not_valid_has_findings_too(home: Path) -> None:
     assert value["trials"] == [] and value["site"] == "s" and value["correct"] is False
 
 
-def test_a_template_that_bash_refuses(home: Path) -> None:
+def test_a_template_that_bash_refuses_is_a_finding(home: Path) -> None:
     (home / "templates").mkdir()
     (home / "templates" / "slurm.sh.j2").write_text("#!/bin/bash\nif\n")
     done = check(home, SLURM)
@@ -165,7 +167,7 @@ def test_a_template_that_bash_refuses(home: Path) -> None:
     assert shown.exit_code == 2 and "is valid" not in shown.stderr
 
 
-def test_exit_codes(home: Path) -> None:
+def test_exit_codes_tell_whether_there_are_findings(home: Path) -> None:
     done = check(home, SLURM, code=0)
     assert re.search(r"^ok +queue gpu +smallest job, one GPU, ", done.stdout, re.M)
     assert "no findings" in done.stderr
@@ -213,7 +215,7 @@ def test_the_effective_text_names_the_origin_of_each_value(home: Path) -> None:
         (("max_nodes: 1", "gpus_per_job: [3, 5]"), "5: a node has 4 GPUs"),
     ],
 )  # fmt: skip
-def test_errors_for_which_users_would_be_blamed(
+def test_errors_for_which_users_would_be_blamed_are_findings(
     home: Path, change: tuple[str, str], message: str
 ) -> None:
     assert message in check(home, SLURM.replace(*change)).output

@@ -52,7 +52,7 @@ def test_every_draft_passes_the_check(home: Path, name: str) -> None:
     )
 
 
-def test_slurm(home: Path) -> None:
+def test_a_draft_has_the_account_limits_and_queues_of_slurm(home: Path) -> None:
     text, loaded = drafted(home, "slurm", survey_of("slurm"))
     site = loaded.site
     assert site.account and site.account.required and "# of this user: p1, p2" in text
@@ -106,7 +106,7 @@ def restricted(**settings: str) -> dict[str, str]:
     return {"scontrol show partition -o -a": f"{main}\n{short}\n"}
 
 
-def test_a_partition_of_some_accounts(home: Path) -> None:
+def test_a_partition_of_some_accounts_is_marked_in_the_draft(home: Path) -> None:
     """p1 and p2 are the accounts of the user."""
     text, loaded = drafted(home, "slurm", survey_of("slurm", restricted(AllowAccounts="x,p2")))
     assert re.search(r"short: .*   # only for accounts x, p2$", text, re.M)
@@ -119,7 +119,7 @@ def test_a_partition_of_some_accounts(home: Path) -> None:
     assert [queue.for_user for queue in survey.queues] == [True, True], "accounts are not known"
 
 
-def test_a_partition_of_some_qos_and_groups() -> None:
+def test_a_partition_of_some_qos_and_groups_is_marked() -> None:
     answer = restricted(AllowQos="high,a,b,c,d,e,f,g", AllowGroups="lab")
     _, short = survey_of("slurm", answer).queues
     assert short.restriction == "only for groups lab; only for QOS high, a, b, c, d, e and 2 more"
@@ -167,7 +167,7 @@ def test_pbs_limits_the_gpus_of_a_user(limits: dict[str, object], most: int | No
     assert found.gpus_of_user("a100") == most
 
 
-def test_recorded_limits_of_pbs(home: Path) -> None:
+def test_the_recorded_limits_of_pbs_are_in_the_draft(home: Path) -> None:
     """Limits of OpenPBS 23.06; the other attributes of its queues are left out."""
     answer = {"qstat -Q": recorded("pbs", "limits.txt", "limits of queues, json").stdout}
     for user, most in (("ada", [4, 2]), ("nobody", [6, 2])):
@@ -205,13 +205,15 @@ QUOTAS = """\
     [("ada", "main", 3), ("ada", "long", 1), ("eve", "long", 3), ("bob", "main", 7),
      ("ada", "short", None), ("ada", "other", 7)],
 )  # fmt: skip
-def test_quotas_of_grid_engine(user: str, queue: str, most: int | None) -> None:
+def test_quotas_of_grid_engine_limit_the_gpus_of_a_user(
+    user: str, queue: str, most: int | None
+) -> None:
     found = gpus_of_user(quota_sets(QUOTAS), queue, user, "gpu")
     assert LiveQueue(queue, user_gpus=found).gpus_of_user(None) == most
     assert gpus_of_user(quota_sets("no resource quota set found\n"), queue, user, "gpu") == {}
 
 
-def test_grid_engine(home: Path) -> None:
+def test_a_draft_has_the_request_and_queues_of_grid_engine(home: Path) -> None:
     text, loaded = drafted(home, "sge", survey_of("sge"))
     site = loaded.site
     assert site.visible_devices == "scheduler" and "see `visible_devices`" not in text
@@ -248,7 +250,7 @@ def test_without_any_number_of_grid_engine_all_is_to_be_filled_in(home: Path) ->
     assert "gpus_per_node:" not in text and text.count("their number is not reported") == 2
 
 
-def test_pbs(home: Path) -> None:
+def test_a_draft_has_the_queues_of_pbs(home: Path) -> None:
     text, loaded = drafted(home, "pbs", survey_of("pbs"))
     queue = loaded.site.queues["gpuq"]
     assert (queue.gpu_type, queue.max_walltime, queue.memory_per_node) == (
@@ -260,7 +262,7 @@ def test_pbs(home: Path) -> None:
     assert loaded.site.max_array_size == 10000
 
 
-def test_torque(home: Path) -> None:
+def test_a_draft_has_the_queues_of_torque(home: Path) -> None:
     _, loaded = drafted(home, "torque", survey_of("torque"))
     assert loaded.site.queues["short"].max_walltime == 1800
     assert loaded.site.queues["batch"].cpus_per_node == 8
@@ -283,7 +285,7 @@ def test_nodes_that_are_down_are_in_the_draft(home: Path, name: str) -> None:
         assert found.site.queues[key].memory_per_node == queue.memory_per_node
 
 
-def test_queues_of_pbs_that_run_no_jobs_of_users(home: Path) -> None:
+def test_queues_of_pbs_that_run_no_jobs_of_users_are_left_out(home: Path) -> None:
     title = "queues, json: a routing queue and a closed one"
     answer = {"qstat -Q": recorded("pbs", "nodes.txt", title).stdout}
     survey = survey_of("pbs", answer)
@@ -294,7 +296,7 @@ def test_queues_of_pbs_that_run_no_jobs_of_users(home: Path) -> None:
     assert list(drafted(home, "pbs", survey)[1].site.queues) == names[:-1]
 
 
-def test_lsf_without_its_own_gpus(home: Path) -> None:
+def test_a_draft_of_an_lsf_without_its_own_gpus_asks_for_the_shared_resource(home: Path) -> None:
     text, loaded = drafted(home, "lsf", survey_of("lsf"))
     assert loaded.site.queues["short"].max_walltime == 1800
     assert loaded.site.request and '-R "rusage[ngpus={gpus_per_node}]"' in loaded.site.request
@@ -310,7 +312,7 @@ def test_lsf_without_its_own_gpus(home: Path) -> None:
     )
 
 
-def test_lsf_with_its_own_gpus(home: Path) -> None:
+def test_a_draft_of_an_lsf_with_its_own_gpus_asks_for_the_model(home: Path) -> None:
     models = recorded("lsf", "gpus.txt", "models").stdout
     for old, new in (("hosta", "node1"), ("hostb", "node2")):
         models = models.replace(old, new)
@@ -332,7 +334,7 @@ def typed_nodes(*types: str) -> str:
     return text
 
 
-def test_pbs_with_several_types(home: Path) -> None:
+def test_a_draft_of_a_pbs_with_several_types_asks_for_the_type(home: Path) -> None:
     text, loaded = drafted(home, "pbs", survey_of("pbs", {"pbsnodes": typed_nodes("v100", "h100")}))
     assert loaded.site.request == (
         "-q {queue}",
@@ -343,7 +345,7 @@ def test_pbs_with_several_types(home: Path) -> None:
     assert not survey_of("pbs", {"pbsnodes": typed_nodes("v100", "v100")}).request
 
 
-def test_grid_engine_with_several_types(home: Path) -> None:
+def test_a_draft_of_a_grid_engine_with_several_types_asks_for_the_type(home: Path) -> None:
     hosts = recorded("sge", "qstat-F.txt", "queue instances").stdout
     blocks = [
         f"{block}\n\thl:gpu_type=t{n % 2}" for n, block in enumerate(hosts.split("\n" + "-" * 81))
@@ -368,7 +370,7 @@ def test_types_that_the_request_does_not_name_are_marked(home: Path) -> None:
     assert "a `request`" not in slurm
 
 
-def test_nodes_of_several_shapes_in_one_queue(home: Path) -> None:
+def test_nodes_of_several_shapes_in_one_queue_become_several(home: Path) -> None:
     node = LiveNode("n1", "mixed", True, 64, 64, 2**39, 4, 4, "a100")
     nodes = [
         node,
@@ -419,7 +421,9 @@ def test_only_the_owner_can_write_a_draft(home: Path, monkeypatch: pytest.Monkey
     assert (home / "d.yaml").stat().st_mode & 0o777 == 0o644
 
 
-def test_no_batch_scheduler_here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_cannot_be_made_is_an_error_with_its_cause(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(home))
     done = CliRunner().invoke(main, ["sites", "init"])
     assert done.exit_code == 2 and "no command of a batch scheduler was found" in done.stderr

@@ -28,7 +28,7 @@ def differences(home: Path, text: str, survey: Survey) -> list[str]:
     return [f"{p.position.line}: {p.message}" for p in found if p.position]
 
 
-def test_a_file_that_agrees(home: Path) -> None:
+def test_a_file_that_agrees_has_no_differences(home: Path) -> None:
     assert differences(home, TYPED + "max_array_size: 1000\n", SURVEY) == []
     lower = TYPED.replace("1d", "1h").replace("480GiB", "400GiB").replace("nodes: 2", "nodes: 1")
     assert differences(home, lower, SURVEY) == []
@@ -53,7 +53,7 @@ def test_each_difference_from_the_machine_is_found(
     assert differences(home, TYPED.replace(*change), SURVEY) == [message]
 
 
-def test_limits_that_the_batch_scheduler_has(home: Path) -> None:
+def test_limits_of_the_batch_scheduler_below_those_of_the_file_are_differences(home: Path) -> None:
     survey = replace(SURVEY, queues=(LiveQueue("gpu", 86400, max_nodes=1, open=False),))
     found = differences(home, TYPED.replace("max_nodes: 1", "max_nodes: 2"), survey)
     assert found == [
@@ -68,7 +68,9 @@ def test_limits_that_the_batch_scheduler_has(home: Path) -> None:
         ({"max_walltime": 3600}, "5: slurm: the walltime in queue gpu is at most 1h"),
     ],
 )
-def test_a_limit_that_the_file_lacks(home: Path, limit: dict[str, int], message: str) -> None:
+def test_an_upper_limit_that_the_file_lacks_is_a_difference(
+    home: Path, limit: dict[str, int], message: str
+) -> None:
     """Slurm accepts such a job, which then waits for ever."""
     survey = replace(SURVEY, queues=(LiveQueue("gpu", **limit),))
     text = TYPED.replace("max_nodes: 1, ", "").replace("max_walltime: 1d, ", "")
@@ -76,7 +78,7 @@ def test_a_limit_that_the_file_lacks(home: Path, limit: dict[str, int], message:
     assert differences(home, text, replace(SURVEY, queues=(LiveQueue("gpu", max_nodes=2),))) == []
 
 
-def test_limits_that_the_file_lacks(home: Path) -> None:
+def test_lower_limits_that_the_file_lacks_are_differences(home: Path) -> None:
     queue = LiveQueue("gpu", min_nodes=2, min_walltime=3600, exclusive=True)
     survey = replace(SURVEY, queues=(queue,))
     text = TYPED.replace("max_nodes: 1, ", "")
@@ -90,7 +92,7 @@ def test_limits_that_the_file_lacks(home: Path) -> None:
     assert differences(home, text.replace("gpu_type", known), SURVEY) == []
 
 
-def test_the_account(home: Path) -> None:
+def test_an_account_that_is_needed_or_unknown_is_a_difference(home: Path) -> None:
     survey = replace(SURVEY, account_required=True, accounts=("p1", "P2"))
     none = re.sub("account: .*", "account: null", TYPED)
     assert differences(home, none, survey) == [
@@ -108,7 +110,7 @@ def test_the_account(home: Path) -> None:
 @pytest.mark.parametrize(
     ("required", "known", "number"), [("false", True, 1), ("true", True, 0), ("false", None, 0)]
 )
-def test_an_account_that_the_file_does_not_require(
+def test_an_account_that_the_file_does_not_require_is_a_warning(
     home: Path, required: str, known: bool | None, number: int
 ) -> None:
     (home / "s.yaml").write_text(TYPED.replace("required: false", f"required: {required}"))
@@ -132,7 +134,7 @@ PREEMPTION = "PreemptType = {}\nSlurmctldParameters = {}\nPreemptParameters = {}
         (("15", "CANCEL"), ("preempt/qos", "(null)", "send_user_signal"), 0),
     ],
 )
-def test_a_grace_time_that_jobs_do_not_notice(
+def test_a_grace_time_that_jobs_do_not_notice_is_a_warning(
     home: Path, partition: tuple[str, str], config: tuple[str, str, str], number: int
 ) -> None:
     answers = {
@@ -156,7 +158,9 @@ def test_a_grace_time_that_jobs_do_not_notice(
         ("AllowQos=gpu DenyQos=gpu", "only for QOS gpu; not for QOS gpu"),
     ],
 )
-def test_a_queue_in_which_no_job_of_this_user_can_start(home: Path, allowed: str, why: str) -> None:
+def test_a_queue_in_which_no_job_of_this_user_can_start_is_a_warning(
+    home: Path, allowed: str, why: str
+) -> None:
     answers = {
         "scontrol show partition": f"PartitionName=main MaxTime=1-00:00:00 State=UP {allowed}\n",
         "sacctmgr -n -P show associations user=ada format=User,QOS": "ada|normal,gpu\n|x\n",
@@ -187,7 +191,7 @@ def test_what_differs_is_not_called_ok() -> None:
     )
 
 
-def test_the_gpus_of_one_user(home: Path) -> None:
+def test_a_lower_limit_of_one_user_is_a_difference(home: Path) -> None:
     text = TYPED.replace("nodes: 2", "nodes: 2, max_gpus_per_user: 8")
     survey = replace(SURVEY, queues=(LiveQueue("gpu", user_gpus={"": 9, "a100": 4}),))
     message = "5: slurm: one user has at most 4 GPUs in queue gpu"
@@ -231,7 +235,9 @@ def site_text(name: str, *changes: tuple[str, str], rest: str = "") -> str:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_file_that_agrees_with_another_batch_scheduler(home: Path, name: str) -> None:
+def test_a_file_that_agrees_with_another_batch_scheduler_has_no_differences(
+    home: Path, name: str
+) -> None:
     assert differences(home, site_text(name), survey_of(name)) == []
 
 
@@ -266,7 +272,7 @@ def test_each_difference_of_another_batch_scheduler_is_found(
     assert found.endswith(f" {name}: {message}")
 
 
-def test_lsf_without_units_of_memory(home: Path) -> None:
+def test_an_lsf_without_units_of_memory_needs_a_cpu_request(home: Path) -> None:
     """Its relatives refuse the built-in `cpu_request`, which has a unit."""
     queue = ("  short:", "  cpu: {name: short, max_walltime: 30m}\n  short:")
     (found,) = differences(home, site_text("lsf", queue), survey_of("lsf"))
@@ -295,7 +301,7 @@ LINES_OF_PBS = [
 
 
 @pytest.mark.parametrize("line", LINES_OF_PBS)
-def test_resources_of_pbs(home: Path, line: str) -> None:
+def test_resources_that_pbs_does_not_have_are_differences(home: Path, line: str) -> None:
     listed = {"qmgr": recorded("pbs", "resources.txt", "resources").stdout}
     text = site_text("pbs", rest=f"request: ['-q {{queue}}', '{line}']\n")
     message = "7: pbs: there is no resource gpu_typ (qmgr -c 'list resource')"
@@ -323,7 +329,7 @@ def test_every_line_of_the_file_is_compared(home: Path, rest: str) -> None:
     assert differences(home, correct, survey_of("sge")) == []
 
 
-def test_a_queue_with_its_own_cpu_request(home: Path) -> None:
+def test_a_queue_with_its_own_cpu_request_is_no_difference(home: Path) -> None:
     own = "cpu_request: ['-q {queue}', '-n {cpus_per_job}']"
     queue = ("  short:", f"  cpu: {{name: short, max_walltime: 30m, {own}}}\n  short:")
     assert differences(home, site_text("lsf", queue), survey_of("lsf")) == []
@@ -332,7 +338,9 @@ def test_a_queue_with_its_own_cpu_request(home: Path) -> None:
 @pytest.mark.parametrize(
     ("directives", "number"), [("['--account=p1']", 0), ("['-A p1']", 0), ("['--qos=p1']", 1)]
 )
-def test_an_account_that_the_file_itself_names(home: Path, directives: str, number: int) -> None:
+def test_an_account_that_the_file_itself_names_is_no_warning(
+    home: Path, directives: str, number: int
+) -> None:
     (home / "s.yaml").write_text(f"{TYPED.rstrip()}\ndirectives: {directives}\n")
     survey = replace(SURVEY, account_required=True)
     found = list(Comparison(load_site("./s.yaml"), survey).account_warnings())

@@ -24,7 +24,7 @@ SLURM = Slurm()
         (172861, "2-00:01:01"),
     ],
 )
-def test_walltime(seconds: int, text: str) -> None:
+def test_a_walltime_is_days_hours_minutes_and_seconds(seconds: int, text: str) -> None:
     assert SLURM.walltime(seconds) == text
 
 
@@ -39,7 +39,7 @@ def test_walltime(seconds: int, text: str) -> None:
         ("42 x\n", None),
     ],
 )
-def test_id(stdout: str, number: str | None) -> None:
+def test_the_id_is_read_from_the_answer_of_sbatch(stdout: str, number: str | None) -> None:
     assert SLURM.parse_submit(stdout) == number
 
 
@@ -55,7 +55,7 @@ not a line
 """
 
 
-def test_status_of_arrays_and_jobs() -> None:
+def test_squeue_tells_the_states_of_arrays_and_jobs() -> None:
     ids = [JobId("9", n) for n in range(10)] + [JobId("10"), JobId("99")]
     found = SLURM.parse_status(CommandResult(("squeue",), 0, LISTED), ids)
     assert {job.index: status.state.value for job, status in found.items() if job.submission == "9"} == {
@@ -148,13 +148,13 @@ ACCOUNTED = """\
     ("text", "code"),
     [("137:0", 137), ("255:0", 255), ("9:0", 9), ("0:9", 137), ("0:0", 0), ("137:9", 137)],
 )
-def test_exit_codes_of_the_accounting(text: str, code: int) -> None:
+def test_exit_codes_of_the_accounting_are_those_of_a_shell(text: str, code: int) -> None:
     """From 25.11 on, sacct does not subtract 128 from those above it."""
     done = CommandResult(("sacct",), 0, f"5|FAILED|{text}|n1\n")
     assert SLURM.parse_accounting(done, [JobId("5")])[JobId("5")].exit_code == code
 
 
-def test_accounting() -> None:
+def test_the_accounting_tells_how_jobs_ended() -> None:
     ids = [JobId("20", n) for n in range(4)] + [JobId(str(n)) for n in range(21, 26)]
     found = SLURM.parse_accounting(CommandResult(("sacct",), 0, ACCOUNTED), ids)
     assert found[JobId("20", 0)].state is JobState.COMPLETED
@@ -220,7 +220,7 @@ def test_multi_cluster_name_is_in_every_command() -> None:
     assert all("--clusters=escape" in command for command in commands if command)
 
 
-def test_limit() -> None:
+def test_the_largest_array_is_one_less_than_the_limit_of_slurm() -> None:
     assert SLURM.parse_limit("MaxArraySize            = 1001\nMaxJobCount = 10000\n") == 1000
     assert SLURM.parse_limit("") is None
 
@@ -234,7 +234,7 @@ def test_an_estimate_names_one_partition(line: str) -> None:
     assert SLURM.queue_by_queue(first) == [first]
 
 
-def test_estimate() -> None:
+def test_an_estimate_is_a_start_or_empty() -> None:
     starts = "sbatch: Job 16 to start at 2026-11-20T12:44:53 using 1 processors on nodes node1 in partition main\n"
     assert SLURM.parse_estimate(CommandResult(("sbatch",), 0, "", starts)) == "2026-11-20T12:44:53"
     impossible = "allocation failure: Requested node configuration is not available\n"
@@ -253,10 +253,10 @@ def test_estimate() -> None:
         ("1,...", []),
     ],
 )
-def test_members(text: str, numbers: list[int]) -> None:
+def test_a_list_of_members_is_read_as_its_numbers(text: str, numbers: list[int]) -> None:
     assert members(text) == numbers
 
 
-def test_ranges() -> None:
+def test_consecutive_numbers_are_written_as_ranges() -> None:
     assert ranges({1, 2, 3, 5, 9, 8}) == "1-3,5,8-9"
     assert ranges([4]) == "4"

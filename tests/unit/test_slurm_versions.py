@@ -57,7 +57,7 @@ def test_all_supported_versions_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_survey(version: str) -> None:
+def test_the_survey_reads_the_partitions_of_each_version(version: str) -> None:
     found = survey(version)
     queues = {queue.name: queue for queue in found.queues}
     assert queues.keys() == {"main", "short", "whole", "pairs", "down"}
@@ -77,7 +77,7 @@ def test_the_survey(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_state_of_jobs(version: str) -> None:
+def test_the_states_of_jobs_of_each_version_are_read(version: str) -> None:
     listed, own = said(version, "status"), jobs(version)
     array = [JobId(own["array"].submission, index) for index in range(10)]
     assert SLURM.reply(listed) is Reply.ANSWER
@@ -98,7 +98,7 @@ def test_the_state_of_jobs(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_accounting(version: str) -> None:
+def test_the_accounting_of_each_version_is_read(version: str) -> None:
     own = jobs(version)
     member = JobId(own["array"].submission, 1)
     found = SLURM.parse_accounting(said(version, "accounting"), [*own.values(), member])
@@ -110,7 +110,7 @@ def test_the_accounting(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_replies(version: str) -> None:
+def test_refusals_and_outages_of_each_version_are_told_apart(version: str) -> None:
     submitted = said(version, "an array is submitted")
     assert SLURM.parse_submit(submitted.stdout) == jobs(version)["array"].submission
     for title in REFUSED:

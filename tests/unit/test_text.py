@@ -14,7 +14,7 @@ from gpujobs.text import short_size_text, walltime_text
         (61 * 3600 + 1, "2d13h1s"), (400 * 86400, "400d"),
     ],
 )  # fmt: skip
-def test_days_from_two_days_up(seconds: int, text: str) -> None:
+def test_walltimes_have_days_from_two_days_up(seconds: int, text: str) -> None:
     assert walltime_text(seconds) == text
 
 
@@ -25,5 +25,5 @@ def test_days_from_two_days_up(seconds: int, text: str) -> None:
         (12052 * 2**20, "11.8GiB"), (100, "100B"),
     ],
 )  # fmt: skip
-def test_short_sizes(n_bytes: int, text: str) -> None:
+def test_sizes_have_at_most_one_digit_after_the_point(n_bytes: int, text: str) -> None:
     assert short_size_text(n_bytes) == text

@@ -150,12 +150,12 @@ def tear_all(number: int) -> None:
     assert read > number // 20  # most of these are still whole
 
 
-def test_torn_answers() -> None:
+def test_torn_answers_are_never_taken_for_whole_ones() -> None:
     tear_all(1500)
 
 
 @pytest.mark.slow
-def test_all_torn_answers() -> None:
+def test_many_more_torn_answers_are_never_taken_for_whole_ones() -> None:
     tear_all(13000)
 
 

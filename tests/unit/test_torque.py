@@ -126,7 +126,9 @@ def test_a_job_that_starts_again_and_again_is_stuck_until_it_runs(
         ("prologue that exits with 2, at a start", "71", JobState.RUNNING),
     ],
 )
-def test_a_job_that_is_started_again_once(title: str, job: str, state: JobState) -> None:
+def test_a_job_that_is_started_again_once_is_not_stuck(
+    title: str, job: str, state: JobState
+) -> None:
     found = recorded("torque", "queues.txt", title)
     again = replace(found, stdout=re.sub(r"start_count = \d+", "start_count = 2", found.stdout))
     status = TORQUE.parse_status(again, [JobId(job)])[JobId(job)]
@@ -146,7 +148,7 @@ def test_no_jobs_at_all_are_an_answer() -> None:
     assert TORQUE.reply(CommandResult(("qstat", "-t", "-f1", "5.srv"), 0)) is Reply.NONE
 
 
-def test_the_largest_array() -> None:
+def test_the_largest_array_is_that_of_the_server() -> None:
     assert TORQUE.limit_command() == ["qstat", "-B", "-f1"]
     assert TORQUE.parse_limit(recorded("torque", "queues.txt", "server").stdout) == 8
     assert TORQUE.parse_limit("Server: node1\n    server_state = Active\n") is None
@@ -162,7 +164,7 @@ def test_the_largest_array() -> None:
         ("/data/é", "/dev/null"),
     ],
 )
-def test_the_path_of_its_own_log(root: str, directive: str) -> None:
+def test_the_path_of_the_log_of_torque_is_quoted_for_a_shell(root: str, directive: str) -> None:
     """As measured: pbs_mom expands the path like a shell; nothing is copied to one with a space."""
     assert TORQUE.output(root, "x", array=True) == directive
 
@@ -233,7 +235,7 @@ def test_recorded_refusal_is_final(title: str) -> None:
 @pytest.mark.parametrize(
     ("title", "gone"), [("finished", True), ("unknown", True), ("malformed", False)]
 )
-def test_recorded_cancel(title: str, gone: bool) -> None:
+def test_recorded_answers_to_a_cancel_say_whether_the_job_is_gone(title: str, gone: bool) -> None:
     assert TORQUE.already_ended(recorded("torque", "05-cancel.txt", title)) is gone
 
 
@@ -264,7 +266,7 @@ def site(tmp_path: Path) -> str:
     return str(tmp_path / "old.yaml")
 
 
-def test_nodes_ppn_gpus(tmp_path: Path, site: str) -> None:
+def test_the_built_in_request_asks_for_nodes_ppn_and_gpus(tmp_path: Path, site: str) -> None:
     made = plan(tmp_path, {"gpus": 2, "walltime": "1h"}, site)
     assert made.groups[0].lines == ("-q batch", "-l nodes=1:ppn=32:gpus=2", "-l mem=65536mb")
     assert made.groups[0].visible_devices == "scheduler"
@@ -294,12 +296,14 @@ def test_sites_own_nodes_line_is_kept(tmp_path: Path) -> None:
         ("-t 0-3", "-t is written by gpujobs"), ("-l nodes=3", "-l nodes is written"), ("-l walltime=1", "-l walltime is written"),
     ],
 )  # fmt: skip
-def test_what_a_user_may_not_write(tmp_path: Path, site: str, line: str, said: str) -> None:
+def test_lines_that_a_user_may_not_write_are_refused(
+    tmp_path: Path, site: str, line: str, said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         plan(tmp_path, {"gpus": 2, "walltime": "1h", "directives": [line]}, site)
 
 
-def test_script(tmp_path: Path, site: str) -> None:
+def test_the_script_has_an_array_of_torque(tmp_path: Path, site: str) -> None:
     text = render(
         plan(tmp_path, {"gpus": 2, "gpus_per_job": 1, "walltime": "90m"}, site), "svd-0000"
     )[0].text

@@ -77,12 +77,12 @@ def test_explicit_ucxx_is_taken_with_a_warning(fast: Path) -> None:
     assert any("warning: " in note and "8 to 16 s" in note for note in made.notes)
 
 
-def test_a_site_with_only_ucxx(fast: Path) -> None:
+def test_a_site_with_only_ucxx_gets_tls_for_managed_memory(fast: Path) -> None:
     (fast / "s.yaml").write_text(SLURM + "network: {protocols: [ucxx]}\n")
     assert made_plan(fast, f"gpus: 4\n{MANAGED}").transport.protocols == ("tls",)
 
 
-def test_no_note_if_ucxx_was_not_possible(home: Path) -> None:
+def test_where_ucxx_is_not_possible_no_note_mentions_it(home: Path) -> None:
     made = made_plan(home, f"gpus: 4\n{MANAGED}")
     assert not any("ucxx" in note for note in made.notes)
 
@@ -176,7 +176,9 @@ def test_clients_of_ucxx_have_no_warning_of_ucx(monkeypatch: pytest.MonkeyPatch)
         ("gpus: 4\nlayout: mpi\nnetwork: {protocol: tcp}\n", False),  # it does not matter
     ],
 )
-def test_a_cluster_that_never_has_another_job(fast: Path, profile: str, single: bool) -> None:
+def test_only_a_cluster_that_never_has_another_job_is_started_as_a_single_one(
+    fast: Path, profile: str, single: bool
+) -> None:
     scripts = render(made_plan(fast, profile), "x-0000")
     assert {"--single-job" in script.text for script in scripts} == {single}
 
@@ -271,7 +273,7 @@ def test_the_keys_of_a_queue_must_agree_with_those_of_the_site(home: Path) -> No
     assert "`queues.c.network` has `encryption: required`, but ucxx has no encryption" in message
 
 
-def test_too_few_ports_of_a_queue(home: Path) -> None:
+def test_too_few_ports_of_a_queue_are_refused(home: Path) -> None:
     (home / "s.yaml").write_text(QUEUES.replace("9000-9100", "9000-9003"))
     message = error_of(home, "gpus: 4\nqueue: b\n")
     assert "s.yaml:6:" in message and "`network.ports` has 4" in message

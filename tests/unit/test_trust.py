@@ -37,25 +37,25 @@ def refusal() -> str:
     return str(caught.value)
 
 
-def test_a_site_that_only_its_owner_can_write(site: Path) -> None:
+def test_a_site_that_only_its_owner_can_write_is_used(site: Path) -> None:
     assert load_site("here").path == site
     assert site_of_this_host() == "here"
 
 
-def test_a_file_that_all_can_write(site: Path) -> None:
+def test_a_file_that_all_can_write_is_not_used(site: Path) -> None:
     site.chmod(0o646)
     assert f"{site} is not used: {site} is writable by all users" in refusal()
     assert load_site(str(site)).path == site  # a path is the user's own choice
 
 
-def test_a_folder_that_all_can_write(site: Path) -> None:
+def test_a_file_in_a_folder_that_all_can_write_is_not_used(site: Path) -> None:
     site.parent.chmod(0o757)
     found = refusal()
     assert f"{site.parent} is writable by all users" in found
     assert f"chmod go-w {site.parent}" in found
 
 
-def test_a_link_to_a_file_that_all_can_write(site: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_file_that_all_can_write_is_not_used(site: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.yaml"
     target.write_text(SITE)
     target.chmod(0o666)
@@ -65,7 +65,7 @@ def test_a_link_to_a_file_that_all_can_write(site: Path, tmp_path: Path) -> None
 
 
 @as_root
-def test_a_group_that_can_write(site: Path) -> None:
+def test_a_file_that_a_group_can_write_is_not_used(site: Path) -> None:
     os.chown(site, OTHER, OTHERS_GROUP)
     os.chown(site.parent, OTHER, OTHERS_GROUP)
     site.chmod(0o664)
@@ -75,7 +75,7 @@ def test_a_group_that_can_write(site: Path) -> None:
 
 
 @as_root
-def test_a_group_of_the_user_in_a_folder_of_root(site: Path) -> None:
+def test_a_folder_of_root_that_a_group_of_the_user_can_write_is_not_used(site: Path) -> None:
     os.chown(site.parent, 0, OTHERS_GROUP)
     site.parent.chmod(0o2775)
     assert load_site("here")
@@ -88,14 +88,14 @@ def test_a_group_of_the_user_in_a_folder_of_root(site: Path) -> None:
 
 
 @as_root
-def test_a_file_that_another_user_has_added(site: Path) -> None:
+def test_a_file_that_another_user_has_added_is_not_used(site: Path) -> None:
     site.parent.chmod(0o1777)
     assert load_site("here")
     os.chown(site, OTHER, OTHER)
     assert "belongs to user nobody" in refusal()
 
 
-def test_a_file_that_is_extended(site: Path, tmp_path: Path) -> None:
+def test_a_file_that_extends_one_that_all_can_write_is_not_used(site: Path, tmp_path: Path) -> None:
     (site.parent / "base.yaml").write_text(SITE)
     (site.parent / "base.yaml").chmod(0o666)
     site.write_text("extends: base\n")
@@ -103,7 +103,9 @@ def test_a_file_that_is_extended(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../base.yaml", "{tmp_path}/base.yaml"])
-def test_a_path_that_is_extended(site: Path, tmp_path: Path, name: str) -> None:
+def test_a_file_that_extends_a_path_that_all_can_write_is_not_used(
+    site: Path, tmp_path: Path, name: str
+) -> None:
     base = tmp_path / "base.yaml"
     base.write_text(SITE)
     base.chmod(0o666)
@@ -114,7 +116,7 @@ def test_a_path_that_is_extended(site: Path, tmp_path: Path, name: str) -> None:
     assert load_site("here")
 
 
-def test_a_folder_above_that_all_can_write(site: Path, tmp_path: Path) -> None:
+def test_a_file_below_a_folder_that_all_can_write_is_not_used(site: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     assert f"{site} is not used: {tmp_path} is writable by all users" in refusal()
     tmp_path.chmod(0o1777)  # others cannot replace an entry of the user's
@@ -122,7 +124,9 @@ def test_a_folder_above_that_all_can_write(site: Path, tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_folder_of_another_user_in_a_sticky_folder(site: Path, tmp_path: Path) -> None:
+def test_a_folder_of_another_user_in_a_sticky_folder_is_not_used(
+    site: Path, tmp_path: Path
+) -> None:
     os.chown(site.parent, OTHER, OTHER)
     os.chown(site, OTHER, OTHER)
     assert load_site("here")  # the folder is an administrator's
@@ -131,7 +135,7 @@ def test_a_folder_of_another_user_in_a_sticky_folder(site: Path, tmp_path: Path)
 
 
 @as_root
-def test_a_folder_above_that_belongs_to_another_user(site: Path, tmp_path: Path) -> None:
+def test_a_file_below_a_folder_of_another_user_is_not_used(site: Path, tmp_path: Path) -> None:
     os.chown(tmp_path, OTHER, OTHER)
     assert f"{tmp_path} belongs to user nobody" in refusal()
     os.chown(site.parent, OTHER, OTHER)
@@ -139,7 +143,7 @@ def test_a_folder_above_that_belongs_to_another_user(site: Path, tmp_path: Path)
 
 
 @as_root
-def test_the_link_of_another_user(site: Path, tmp_path: Path) -> None:
+def test_the_link_of_another_user_is_not_followed(site: Path, tmp_path: Path) -> None:
     evil = tmp_path / "evil"
     evil.mkdir()
     (evil / "here.yaml").write_text(SITE)
@@ -157,7 +161,9 @@ def test_the_link_of_another_user(site: Path, tmp_path: Path) -> None:
 
 
 @as_root
-def test_a_link_in_the_middle_of_a_link(site: Path, tmp_path: Path) -> None:
+def test_a_link_of_another_user_in_the_middle_of_a_link_is_not_followed(
+    site: Path, tmp_path: Path
+) -> None:
     """`sites/here.yaml` → `../open/hop/../real/here.yaml`, where `hop` is the link of another user."""
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o1777)
@@ -172,7 +178,7 @@ def test_a_link_in_the_middle_of_a_link(site: Path, tmp_path: Path) -> None:
     assert f"{hop} belongs to user nobody" in refusal()
 
 
-def test_a_folder_that_is_a_link(site: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_link_is_judged_by_its_target(site: Path, tmp_path: Path) -> None:
     site.parent.rename(tmp_path / "real")
     site.parent.symlink_to("real", target_is_directory=True)
     assert load_site("here")
@@ -180,7 +186,9 @@ def test_a_folder_that_is_a_link(site: Path, tmp_path: Path) -> None:
     assert f"{tmp_path / 'real'} is writable by all users" in refusal()
 
 
-def test_a_folder_that_is_relative(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_judged_by_those_above_it(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(site.parent)
     monkeypatch.setenv("GPUJOBS_SITE_PATH", "../sites")
     assert load_site("here")
@@ -189,7 +197,7 @@ def test_a_folder_that_is_relative(site: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @as_root
-def test_a_setgid_folder_of_an_administrator(site: Path) -> None:
+def test_a_setgid_folder_of_an_administrator_is_used_unless_its_group_can_write(site: Path) -> None:
     for place in (site, site.parent):
         os.chown(place, OTHER, OTHERS_GROUP)
     site.parent.chmod(0o2755)
@@ -198,7 +206,7 @@ def test_a_setgid_folder_of_an_administrator(site: Path) -> None:
     assert f"{site.parent} is writable by group" in refusal()
 
 
-def test_an_access_control_list(site: Path) -> None:
+def test_a_folder_that_an_access_control_list_opens_is_not_used(site: Path) -> None:
     try:
         os.setxattr(site.parent, "system.posix_acl_access", access_list(OTHER))
     except OSError:
@@ -215,7 +223,7 @@ def access_list(user: int) -> bytes:
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
-def test_a_link_that_leads_nowhere(site: Path) -> None:
+def test_a_link_that_leads_nowhere_is_an_error(site: Path) -> None:
     site.unlink()
     site.symlink_to("missing.yaml")
     assert "does not lead to a file" in refusal()
@@ -236,7 +244,7 @@ def filled(template: Path) -> str:
     return fill(load_template("local", template.parents[1]), {})
 
 
-def test_templates(template: Path) -> None:
+def test_a_template_that_all_can_write_is_not_used(template: Path) -> None:
     assert filled(template) == "# of the site\n"
     part = template.parent / "parts" / "part.txt"
     part.write_text("# of others\n")
@@ -246,7 +254,7 @@ def test_templates(template: Path) -> None:
 
 
 @as_root
-def test_the_folder_of_templates_of_another_user(template: Path) -> None:
+def test_the_folder_of_templates_of_another_user_is_not_used(template: Path) -> None:
     for place in (template.parent, template):
         os.chown(place, OTHER, OTHER)
     template.parents[1].chmod(0o1777)
@@ -254,7 +262,7 @@ def test_the_folder_of_templates_of_another_user(template: Path) -> None:
         filled(template)
 
 
-def test_templates_beside_a_path_of_the_user(template: Path, tmp_path: Path) -> None:
+def test_templates_beside_a_path_of_the_user_are_used(template: Path, tmp_path: Path) -> None:
     folder = template.parents[1].rename(tmp_path / "own")
     folder.chmod(0o777)
     assert fill(load_template("local", folder), {}) == "# of the site\n"
@@ -264,7 +272,7 @@ def test_templates_beside_a_path_of_the_user(template: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "place", ["templates", "templates/local.sh.j2", "templates/parts/part.txt"]
 )
-def test_templates_that_another_user_has_added_beside_a_path(
+def test_templates_that_another_user_has_added_beside_a_path_are_not_used(
     template: Path, tmp_path: Path, place: str
 ) -> None:
     folder = template.parents[1].rename(tmp_path / "own")

@@ -52,7 +52,7 @@ from .report_data import (
 
 
 # -- numbers ---------------------------------------------------------------------------------------
-def test_gpu_hours() -> None:
+def test_gpu_hours_are_asked_granted_connected_and_busy() -> None:
     hours = usage().hours
     assert hours.asked == 3 * 2 * 4
     assert hours.granted == pytest.approx(2 * (2.8 + 1.05 + 1.25))
@@ -62,7 +62,7 @@ def test_gpu_hours() -> None:
     assert hours.idle == pytest.approx(hours.sampled - hours.busy)
 
 
-def test_a_job_that_failed_and_its_replacement() -> None:
+def test_a_job_that_failed_knows_its_replacement() -> None:
     found = usage()
     (failed,) = found.failures
     assert (failed.report.number, failed.replaced_by) == (1, 2)
@@ -93,7 +93,7 @@ def test_a_job_that_still_exits_after_the_end_of_its_cluster_has_not_failed() ->
     assert [job.report.number for job in failures] == [1, 2]
 
 
-def test_workers_against_the_target() -> None:
+def test_workers_are_counted_against_the_target() -> None:
     found = usage()
     assert found.targets == [(START, 2), (START + 60, 4)]
     times = [(round((time - START) / HOUR, 2), number) for time, number in found.workers]
@@ -135,7 +135,7 @@ def test_all_keys_of_the_json_are_documented() -> None:
     assert found and not {key for key in found if f"`{key}`" not in section}
 
 
-def test_the_line_of_submit() -> None:
+def test_the_line_of_submit_has_the_gpu_hours() -> None:
     assert usage_line(usage()) == "4 GPUs x 2.5 h = 10.2 GPU h, 76 % busy"
     without = replace(history(), gpus=())
     assert usage_line(usage(without)) == "4 GPUs x 2.5 h = 10.2 GPU h"
@@ -163,7 +163,7 @@ def phases(found: UsageReport, number: int) -> list[tuple[str, float, float]]:
     ]
 
 
-def test_the_time_line_of_a_lost_and_replaced_job() -> None:
+def test_the_time_line_shows_a_lost_and_replaced_job() -> None:
     found = usage()
     assert phases(found, 0) == [
         ("pending", 0, 0.2),
@@ -183,7 +183,7 @@ def test_the_time_line_of_a_lost_and_replaced_job() -> None:
     assert usage(History()).jobs and phases(usage(History()), 0) == [("pending", 0, 3)]
 
 
-def test_the_time_line_of_a_worker_that_connects_again_or_leaves() -> None:
+def test_the_time_line_shows_a_worker_that_connects_again_or_leaves() -> None:
     past = history()
     again = [
         Connection(f"{NAME}-0-0", START + HOUR / 4, START + HOUR),
@@ -204,7 +204,7 @@ def test_long_series_become_short() -> None:
     assert shorter_samples(samples[:250]) == samples[:250]
 
 
-def test_groups() -> None:
+def test_each_group_has_its_gpu_hours() -> None:
     found = usage(grouped_history(), GROUPED)
     assert {name: round(hours.granted, 2) for name, hours in found.group_hours.items()} == {
         "fit": 10.2,
@@ -255,7 +255,7 @@ def bar(text: str, number: int, kind: str) -> str:
     return found[0]
 
 
-def test_the_bars_of_a_lost_and_replaced_job() -> None:
+def test_the_bars_show_a_lost_and_replaced_job() -> None:
     text = page(usage())
     lost, failed, replaced = (bar(text, 1, kind) for kind in ("lost", "failed", "replaced"))
     assert "left:33.333%;width:8.334%" in lost and 'title="lost for 15m"' in lost
@@ -294,7 +294,7 @@ def test_text_names_the_replacement() -> None:
 
 
 # -- history ---------------------------------------------------------------------------------------
-def test_connections_of_a_worker_that_comes_again() -> None:
+def test_a_worker_that_comes_again_has_two_connections() -> None:
     events = [
         {"at": 1, "event": "connected", "worker": "a", "row": {"gpu": {"uuid": "GPU-a"}}},
         {"at": 2, "event": "disconnected", "worker": "a"},
@@ -334,7 +334,7 @@ def test_a_long_job_has_few_samples() -> None:
     assert lines < 30_000
 
 
-def test_sampler_and_its_file(tmp_path: Path) -> None:
+def test_the_sampler_writes_what_the_reader_reads(tmp_path: Path) -> None:
     (tmp_path / ARCHIVE).write_bytes(build())
     environ = {**os.environ, "PYTHONPATH": str(NVML), "FAKE_NVML_UTILIZATION": "75,25"}
     environ |= {"GPUJOBS_FOLDER": str(tmp_path), "GPUJOBS_JOB": "3", "SLURMD_NODENAME": "node1"}
@@ -381,7 +381,7 @@ def test_a_cluster_without_gpus_has_worker_hours() -> None:
     assert "GPU s" not in text + html and "GPU h" not in text + html
 
 
-def test_a_page_of_a_cluster_that_has_not_started() -> None:
+def test_a_cluster_that_has_not_started_has_a_page_without_gpus() -> None:
     text = page(usage(History()))
     assert f"<h1>{NAME}" in text and '<figure class="gpu">' not in text
 

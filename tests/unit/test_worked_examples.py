@@ -33,7 +33,7 @@ CASES = [
 
 
 @each(("site", "profile", "jobs", "lines"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)])
-def test_resource_lines(
+def test_examples_have_the_lines_of_the_documentation_of_their_site(
     tmp_path: Path, site: str, profile: dict[str, object], jobs: int, lines: list[str]
 ) -> None:
     made = plan(tmp_path, profile, site)
@@ -42,7 +42,7 @@ def test_resource_lines(
     assert made.gpus == profile["gpus"]
 
 
-def test_whole_nodes(tmp_path: Path) -> None:
+def test_a_site_of_whole_nodes_refuses_parts_of_them(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"whole nodes of 4 GPUs[\s\S]*hint: gpus: 4 or 8"):
         plan(tmp_path, {"gpus": 6, "account": "ABCD0001", "walltime": "1h"}, "derecho")
 
@@ -59,7 +59,7 @@ def test_gpus_per_job_is_the_largest_divisor(
     assert made.n_workers == gpus == len(set(made.worker_names("svd-0000")))
 
 
-def test_a_profile_of_three_lines(tmp_path: Path) -> None:
+def test_a_profile_of_three_lines_is_enough(tmp_path: Path) -> None:
     text = 'gpus: 8\nwalltime: 2h\nrun: [python, svd.py, --size, "10000"]\n'
     made = plan(tmp_path, text, "mahti", account="project_1")
     assert made.profile.run == ("python", "svd.py", "--size", "10000")

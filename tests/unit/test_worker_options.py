@@ -27,7 +27,7 @@ def names(command: object) -> set[str]:
     return {word.removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
 
 
-def test_options_that_dask_cuda_does_not_have() -> None:
+def test_options_that_dask_cuda_does_not_have_are_known() -> None:
     cuda = pytest.importorskip("dask_cuda.cli").worker
     from distributed.cli.dask_worker import main
 
@@ -62,7 +62,9 @@ def test_keywords_are_those_of_dask() -> None:
     ("option", "part"),
     [("lifetime", "DURATION"), ("lifetime-stagger", "STAGGER"), ("no_nanny", "")],
 )
-def test_refused_for_cuda_workers(home: Path, option: str, part: str) -> None:
+def test_options_of_plain_workers_are_refused_for_cuda_workers(
+    home: Path, option: str, part: str
+) -> None:
     workers = {"options": {option: "1h"}}
     made_plan(home, {"gpus": 1, "workers": {**workers, "worker_class": "nanny"}})
     error = error_of(home, {"gpus": 1, "workers": workers})

@@ -45,7 +45,7 @@ def profile(gpus: int, workers: dict[str, Any], **others: Any) -> dict[str, Any]
         (HALVES, {"gpus_per_job": 1, "cpus_per_job": 16}, (8, 1, 2, 8, 60)),
     ],
 )
-def test_the_shape_of_jobs(
+def test_the_shape_of_jobs_follows_from_the_size_of_workers(
     home: Path, workers: Any, others: Any, expected: tuple[int, ...]
 ) -> None:
     (group,) = made_plan(home, profile(8, workers, **others)).groups
@@ -169,7 +169,7 @@ def test_groups_may_differ(home: Path) -> None:
     assert [(row["gpus_per_worker"], row["workers_per_gpu"]) for row in rows] == [(2, 1), (1, 3)]
 
 
-def test_free_gpus_of_this_machine(home: Path) -> None:
+def test_workers_of_two_gpus_use_whole_pairs_of_the_free_gpus_of_this_machine(home: Path) -> None:
     machine = Machine(gpus=("0", "1", "2"), cpus=8, memory=32 * 2**30, busy={})
     made = made_plan(home, {"gpus": "auto", "workers": PAIRS}, "local", machine)
     assert (made.gpus, made.n_workers) == (2, 1)
@@ -192,7 +192,7 @@ def test_a_machine_without_gpus_ignores_options_of_cuda_workers(home: Path) -> N
 
 
 # -- options of the workers ------------------------------------------------------------------------------------------
-def test_resources(home: Path) -> None:
+def test_workers_announce_their_share_of_gpus_as_resource(home: Path) -> None:
     for given, expected in (
         (PAIRS, "--resources=GPU=2"),
         (HALVES, "--resources=GPU=1"),
@@ -232,7 +232,7 @@ def test_scripts_of_usual_workers_do_not_change(home: Path) -> None:
 
 
 # -- words of other programs -----------------------------------------------------------------------------------------
-def test_synonyms(home: Path) -> None:
+def test_words_of_dask_and_dask_cuda_mean_the_same_workers(home: Path) -> None:
     workers = {"worker_class": "dask_cuda.CUDAWorker", "resources": "GPU=2"}
     made = made_plan(home, profile(4, workers)).profile.workers
     assert (made.worker_class, made.resources) == ("cuda", {"GPU": 2.0})
@@ -265,7 +265,9 @@ def python_plan(home: Path, n_workers: int, **keywords: Any) -> Any:
         (1, {"worker_options": {"gpus_per_worker": 4}}, (4, 1, 1)),
     ],
 )
-def test_keywords(home: Path, n_workers: int, keywords: Any, expected: tuple[int, ...]) -> None:
+def test_keywords_of_workers_give_the_same_jobs_as_a_profile(
+    home: Path, n_workers: int, keywords: Any, expected: tuple[int, ...]
+) -> None:
     made = python_plan(home, n_workers, **keywords)
     shape = made.groups[0].shape
     assert (shape.gpus, shape.workers, first_jobs(made, n_workers)[""]) == expected
@@ -287,7 +289,7 @@ def test_keywords(home: Path, n_workers: int, keywords: Any, expected: tuple[int
         ({"workers_per_gpu": 2, "processes": 3}, "processes is 3, but there are 2 workers per GPU"),
     ],
 )
-def test_errors_of_keywords(home: Path, keywords: Any, words: str) -> None:
+def test_errors_of_sizes_name_the_keyword(home: Path, keywords: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         python_plan(home, 0, **keywords)
 
@@ -298,7 +300,7 @@ def test_auto_is_a_number_only_for_this_machine(home: Path) -> None:
 
 
 # -- in the job --------------------------------------------------------------------------------------------------
-def test_devices_of_each_worker() -> None:
+def test_each_worker_gets_its_own_devices() -> None:
     four = ["0", "1", "2", "3"]
     assert WorkerSize(gpus=2).devices(four) == ["0,1", "2,3"]
     assert WorkerSize(per_gpu=2).devices(["7", "GPU-9"]) == ["7,GPU-9"] * 2 + ["GPU-9,7"] * 2
@@ -317,7 +319,7 @@ def worker(*uuids: str, sharing: int = 1) -> Any:
     return {"gpu": {**first, "others": others, **({"sharing": sharing} if sharing > 1 else {})}}
 
 
-def test_who_may_share_a_gpu() -> None:
+def test_only_workers_that_are_meant_to_share_a_gpu_do() -> None:
     pairs = {"a-0": worker("G0", "G1"), "a-1": worker("G2", "G3")}
     assert shared_gpu_message(pairs) == ""
     pairs["b-0"] = worker("G4", "G1")

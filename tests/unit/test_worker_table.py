@@ -17,7 +17,7 @@ def gpu(worker: str, number: int, busy: float | None, used: int | None) -> Worke
     return WorkerGpu(worker, "node1", f"GPU-{number}", "H200", 141 * GIB, busy, used)
 
 
-def test_rows() -> None:
+def test_a_worker_has_a_row_for_each_gpu() -> None:
     job = JobReport(
         0,
         JobId("7", 0),
