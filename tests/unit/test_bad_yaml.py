@@ -15,7 +15,7 @@ from gpujobs.config.site import Site
 from gpujobs.config.sitequeue import Queue
 from gpujobs.config.spec import load_spec
 from gpujobs.config.synonyms import INSIDE, WORDS
-from gpujobs.errors import InputError
+from gpujobs.errors import InputError, Position
 
 from ..support.each import each
 from .support import SLURM, error_of, made_plan
@@ -36,6 +36,13 @@ def test_the_caret_is_below_the_value(home: Path) -> None:
     assert place.startswith(f"{home}/svd.yaml:2:11: ")
     assert line.partition(" | ")[::2] == ("    2", "walltime: 30:00")
     assert line.index("30:00") == caret.index("^") and caret.strip() == "|           ^^^^^"
+
+
+def test_an_excerpt_of_a_long_line_has_110_characters_and_its_position_is_the_80th() -> None:
+    line = "".join(chr(ord("a") + number % 26) for number in range(300))
+    shown, caret = Position("p.yaml", 1, 200, line, width=100).excerpt().splitlines()
+    assert shown == f"    1 | {line[120:230]}"
+    assert caret == f"      | {79 * ' '}{31 * '^'}"
 
 
 @pytest.mark.parametrize("word", ["NO", "on", "yes", "off", "Null0"])

@@ -233,6 +233,7 @@ def test_node_hours_of_a_job(home: Path) -> None:
     )
     for gpus, walltime, queue in (
         (4, "90m", "a"),
+        (4, "1:30:01", "b"),
         (8, "45m", "a"),
         (8, "46m", "b"),
         (1, "2h", "b"),
