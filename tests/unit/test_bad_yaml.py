@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.config import fields, hints
 from gpujobs.config.document import read
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.profile import Profile, Workers
@@ -174,6 +175,17 @@ def test_an_unknown_key_of_a_large_section_gets_only_keys_that_are_alike(home: P
     assert message.endswith("hint: `gpujobs schema profile` lists all")
     message = error_of(home, "gpus: 1\nclient_limit: 1h\n")
     assert "hint: similar keys: client_timeout; `gpujobs" in message
+
+
+def test_a_size_without_a_unit_is_refused_with_two_examples() -> None:
+    with pytest.raises(ValueError, match="^16 needs a unit, as in 16GiB or 16MiB$"):
+        fields.size("16")
+
+
+def test_twelve_keys_are_listed_and_thirteen_are_not() -> None:
+    keys = [f"key_{number}" for number in range(13)]
+    assert hints._keys_like("zzz", keys[:12], "Profile") == f"keys: {', '.join(keys[:12])}"
+    assert hints._keys_like("zzz", keys, "Profile") == "`gpujobs schema profile` lists all"
 
 
 @pytest.mark.parametrize(
