@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.config import fields, hints
 from gpujobs.config.document import read
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.profile import Profile, Workers
@@ -15,7 +16,7 @@ from gpujobs.config.site import Site
 from gpujobs.config.sitequeue import Queue
 from gpujobs.config.spec import load_spec
 from gpujobs.config.synonyms import INSIDE, WORDS
-from gpujobs.errors import InputError
+from gpujobs.errors import InputError, Position
 
 from ..support.each import each
 from .support import SLURM, error_of, made_plan
@@ -36,6 +37,13 @@ def test_the_caret_is_below_the_value(home: Path) -> None:
     assert place.startswith(f"{home}/svd.yaml:2:11: ")
     assert line.partition(" | ")[::2] == ("    2", "walltime: 30:00")
     assert line.index("30:00") == caret.index("^") and caret.strip() == "|           ^^^^^"
+
+
+def test_an_excerpt_of_a_long_line_has_110_characters_and_its_position_is_the_80th() -> None:
+    line = "".join(chr(ord("a") + number % 26) for number in range(300))
+    shown, caret = Position("p.yaml", 1, 200, line, width=100).excerpt().splitlines()
+    assert shown == f"    1 | {line[120:230]}"
+    assert caret == f"      | {79 * ' '}{31 * '^'}"
 
 
 @pytest.mark.parametrize("word", ["NO", "on", "yes", "off", "Null0"])
@@ -167,6 +175,17 @@ def test_an_unknown_key_of_a_large_section_gets_only_keys_that_are_alike(home: P
     assert message.endswith("hint: `gpujobs schema profile` lists all")
     message = error_of(home, "gpus: 1\nclient_limit: 1h\n")
     assert "hint: similar keys: client_timeout; `gpujobs" in message
+
+
+def test_a_size_without_a_unit_is_refused_with_two_examples() -> None:
+    with pytest.raises(ValueError, match="^16 needs a unit, as in 16GiB or 16MiB$"):
+        fields.size("16")
+
+
+def test_twelve_keys_are_listed_and_thirteen_are_not() -> None:
+    keys = [f"key_{number}" for number in range(13)]
+    assert hints._keys_like("zzz", keys[:12], "Profile") == f"keys: {', '.join(keys[:12])}"
+    assert hints._keys_like("zzz", keys, "Profile") == "`gpujobs schema profile` lists all"
 
 
 @pytest.mark.parametrize(

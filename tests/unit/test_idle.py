@@ -88,6 +88,8 @@ def test_rules_are_read_as_they_were_written() -> None:
     [
         ("", "unused=1800", "ends after 30 minutes without tasks and clients; `idle_timeout: 0` turns this off"),
         ("idle_timeout: 1h", "idle=3600", "ends after 60 minutes without tasks"),
+        ("idle_timeout: 2h", "idle=7200", "ends after 120 minutes without tasks"),
+        ("idle_timeout: 121m", "idle=7260", "ends after 2h1m without tasks"),
         ("client_timeout: 90s", "client=90", "ends after 1m30s without clients"),
         ("idle_timeout: 0\nclient_timeout: 1m", "client=60", "ends after 1 minute without clients"),
         ("idle_timeout: 0", "", ""),

@@ -28,7 +28,7 @@ from gpujobs.injob.commands import supervise
 from gpujobs.injob.events import EventReader
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
-from gpujobs.injob.job import FOLDER_TIMEOUT, Job, JobExit
+from gpujobs.injob.job import FOLDER_TIMEOUT, SCALE, Job, JobExit
 from gpujobs.injob.log import Walltime
 from gpujobs.injob.names import RUN_NAME, RUN_OF_JOB
 from gpujobs.injob.options import (
@@ -560,6 +560,17 @@ def test_a_job_that_fails_ends_the_cluster_unless_a_client_owns_it(
     assert Failing(options(tmp_path)).run() == 70
     assert "2 GPUs were requested, but 1 assigned" in facts_of(tmp_path, 0).reason
     assert (tmp_path / "ended").exists() is not client_owns
+
+
+def test_a_job_that_shall_leave_notes_it_unless_it_is_the_head(tmp_path: Path) -> None:
+    other, head = (kind(replace(options(tmp_path), job=1)) for kind in (Job, Head))
+    (tmp_path / "leave-2").touch()
+    other.check_end()
+    assert other.stop_reason == ""
+    (tmp_path / "leave-1").touch()
+    other.check_end()
+    head.check_end()
+    assert (other.stop_reason, head.stop_reason) == (SCALE, "")
 
 
 def test_a_job_whose_folder_was_removed_ends(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpujobs.injob.folder import Ended, EndKind, Folder
-from gpujobs.injob.log import launcher_reason, nodes_seen, reason_in
+from gpujobs.injob.folder import DamagedError, Ended, EndKind, Folder, read_file
+from gpujobs.injob.log import error_in, launcher_reason, nodes_seen, reason_in
 from gpujobs.injob.names import job_worker_names
 
 
@@ -69,6 +69,24 @@ def test_half_written_files_are_no_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "head-1").mkdir()
     (tmp_path / "head-1" / "owner").write_text(text)
     assert Folder(str(tmp_path)).read("head-1/owner") == {}
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_and_closed_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(DamagedError, match="is not a regular file"):
+        read_file(tmp_path / "pipe")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_error_in_a_log_is_read_from_its_first_byte_and_other_lines_are_none(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("cannot open /data\n")
+    assert error_in(log) == "cannot open /data"
+    log.write_text("all is well\n")
+    assert error_in(log) == ""
 
 
 def test_the_reason_in_a_log_is_its_last_line_and_short(tmp_path: Path) -> None:

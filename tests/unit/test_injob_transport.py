@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +11,13 @@ import pytest
 
 from gpujobs.injob.folder import TRANSPORT, Folder
 from gpujobs.injob.gpus import gpu_models, hidden_gpus
+from gpujobs.injob.network import node_name
 from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.transport import (
     ISOLATED_UCX,
     Choice,
     Measured,
+    _tried_ucxx,
     choose,
     cluster_ucx_settings,
     ucx_settings,
@@ -132,3 +136,23 @@ def test_gpus_that_a_job_cannot_open_are_counted(driver: Path, own: int) -> None
 def test_without_a_driver_no_gpu_is_hidden(tmp_path: Path) -> None:
     assert hidden_gpus(tmp_path, tmp_path) == 0
     assert gpu_models(tmp_path) == []
+
+
+@each(
+    ("program", "problem"),
+    [
+        ("raise SystemExit(0)", ""),
+        ("raise SystemExit(1)", "no answer"),
+        ("raise SystemExit('cannot import rmm')", "cannot import rmm"),
+    ],
+)
+def test_a_check_of_ucxx_that_fails_says_where_and_why(
+    program: str, problem: str, tmp_path: Path
+) -> None:
+    folder = Folder(str(tmp_path))
+    folder.logs.mkdir()
+    folder.archive.write_text(program)  # which answers instead of the package
+    options = SuperviseOptions(folder=str(tmp_path), job=0, started=time.time())
+    found = _tried_ucxx(options, os.environ, time.sleep)
+    expected = f"ucxx does not work on {node_name()}: {problem}" if problem else ""
+    assert found.problem == expected

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gpujobs.injob import workers
 from gpujobs.injob.certificate import make_certificate
+from gpujobs.injob.names import CERTIFICATE, KEY
 from gpujobs.injob.network import Reach, dask_config, reach
 from gpujobs.injob.workers import SchedulerWatch
 
@@ -56,6 +60,30 @@ def test_an_address_connects_only_answers_or_does_nothing(
     listener.close()
     assert reach(address, environ) is Reach.NOTHING
     assert reach("tls://", environ) is Reach.NOTHING
+
+
+def test_a_connection_shows_the_certificate_of_the_cluster(
+    tmp_path: Path, listener: socket.socket
+) -> None:
+    """Else the listener, which asks for it, would log an error at each look."""
+    make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / CERTIFICATE, tmp_path / KEY)
+    context.load_verify_locations(tmp_path / CERTIFICATE)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.num_tickets = 0  # nobody reads them
+    shown: list[bool] = []
+
+    def answer() -> None:
+        with suppress(ssl.SSLError), listener.accept()[0] as connection:
+            with context.wrap_socket(connection, server_side=True) as encrypted:
+                shown.append(bool(encrypted.getpeercert()))
+
+    listening = threading.Thread(target=answer)
+    listening.start()
+    assert reach(address_of(listener, "tls"), dask_config(tmp_path, "tls")) is Reach.ANSWERS
+    listening.join()
+    assert shown == [True]
 
 
 def test_while_workers_start_the_address_decides(folder: Path, listener: socket.socket) -> None:

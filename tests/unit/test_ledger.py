@@ -25,6 +25,7 @@ from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.names import CERTIFICATE, KEY, RECORD
 from gpujobs.schedulers import JobId
 
+from ..support.each import each
 from ..support.events import write_events
 from ..support.jobevents import write_job
 
@@ -47,6 +48,22 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert first.jobs == {0: JobId("7", 0), 1: JobId("7", 1), 2: JobId("8")}
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "state" / "svd-0001.json").stat().st_mode & 0o777 == 0o600
+
+
+@each(
+    ("changes", "elastic"),
+    [
+        ({}, True),
+        ({"layout": "allocation", "ranks": 1}, True),
+        ({"layout": "allocation", "ranks": 0}, False),
+        ({"layout": "allocation", "ranks": 1, "scheduler": "local"}, False),
+        ({"layout": "mpi", "ranks": 4}, False),
+    ],
+)
+def test_jobs_come_and_go_in_layout_workers_and_in_allocations_with_nodes_of_their_own(
+    changes: dict[str, object], elastic: bool
+) -> None:
+    assert record(**changes).elastic is elastic  # type: ignore[arg-type]
 
 
 def test_the_beginning_of_one_cluster_is_enough_to_read(

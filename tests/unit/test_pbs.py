@@ -194,6 +194,7 @@ def status(state: str, substate: int | None = None, code: int | None = None, **m
         ("F", 91, 271, "CANCELLED"), ("F", 91, 0, "CANCELLED"), ("F", 91, None, "CANCELLED"), ("X", 91, None, "CANCELLED"),
         ("F", 93, -29, "TIMEOUT"), ("F", 93, -28, "TIMEOUT"), ("F", 93, -27, "OUT_OF_MEMORY"), ("F", 93, -26, "OUT_OF_MEMORY"),
         ("F", 93, -25, "FAILED"), ("F", 93, -4, "NODE_FAIL"), ("F", 93, -14, "NODE_FAIL"), ("F", 93, -30, "NODE_FAIL"),
+        ("F", 93, -5, "NODE_FAIL"), ("F", 93, -6, "NODE_FAIL"), ("F", 93, -20, "NODE_FAIL"), ("F", 93, -21, "FAILED"),
         ("F", 93, -1, "FAILED"), ("F", 94, None, "UNKNOWN"), ("M", 94, None, "UNKNOWN"), ("F", None, None, "UNKNOWN"),
         ("Y", 1, None, "UNKNOWN"), ("", None, None, "UNKNOWN"),
     ],

@@ -237,6 +237,7 @@ def test_jobs_above_the_node_hours_go_elsewhere(home: Path) -> None:
     )
     for gpus, walltime, queue in (
         (4, "90m", "a"),
+        (4, "1:30:01", "b"),
         (8, "45m", "a"),
         (8, "46m", "b"),
         (1, "2h", "b"),

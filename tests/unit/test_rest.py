@@ -168,12 +168,13 @@ def test_the_last_worker_stays_if_dask_would_fail_the_tasks_that_wait(tmp_path: 
     run(story)
 
 
-def test_values_that_are_no_time_are_reported(tmp_path: Path) -> None:
+def test_a_value_that_is_no_time_is_reported_once(tmp_path: Path) -> None:
     async def story() -> None:
         async with drained(tmp_path, 1) as it:
             it.rest.install()
             with dask.annotate(task_time="soon"):
                 await it.client.submit(work, 1, str(tmp_path), 0)
+                await it.client.submit(work, 2, str(tmp_path), 0)
             assert it.told == ["task_time of work: 'soon' is no time"]
 
     run(story)

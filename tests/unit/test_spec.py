@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import stat
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_specification_is_read_as_it_was_written(folder: Path, profile: str) -> None:
     spec = make_spec(folder, profile, "example-slurm")
     write_spec(spec, folder / "spec.json")
+    assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
     found = read_spec(folder / "spec.json")
     assert found.profile == spec.profile and found.site.site == spec.site.site
     assert (found.name, found.workdir, found.python) == (spec.name, spec.workdir, spec.python)

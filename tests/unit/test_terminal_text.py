@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from gpujobs.cli.live import with_labels, with_states
+from gpujobs.cli.live import has_colors, with_labels, with_states
 from gpujobs.cli.main import GROUPS, main
 from gpujobs.cli.status import clock_of, folded
 from gpujobs.text import age_text, table
+
+from ..support.each import each
 
 HEADER = ("CLUSTER", "SITE", "STATE", "")
 ROWS = [
@@ -119,3 +122,26 @@ def test_sites_are_found_by_words() -> None:
     assert "frontier" in names and "derecho" not in names
     done = CliRunner().invoke(main, ["sites", "list", "OLCF", "nowhere"])
     assert done.exit_code == 0 and done.stderr == "no site has all of: OLCF nowhere\n"
+
+
+@each(
+    ("variables", "coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({}, True),
+    ],
+)
+def test_a_terminal_has_colours_unless_it_is_dumb_or_the_user_wants_none(
+    variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    master, slave = os.openpty()
+    with os.fdopen(master, "rb"), os.fdopen(slave, "w") as terminal:
+        assert has_colors(terminal) is coloured
+    with open(os.devnull, "w") as file:
+        assert not has_colors(file)

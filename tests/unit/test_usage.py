@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.cli.usage_text import hours_text, page, usage_json, usage_line, usage_text
+from gpujobs.cli.usage_text import Axis, hours_text, page, usage_json, usage_line, usage_text
 from gpujobs.clusters.history import (
     Connection,
     History,
@@ -391,3 +391,9 @@ def test_a_long_job_has_lines_of_few_points() -> None:
     many = replace(past.gpus[0], samples=past.gpus[0].samples * 200)
     text = page(usage(replace(past, gpus=(many,))))
     assert len(text) < 50_000
+
+
+def test_the_ticks_of_a_time_axis_begin_at_its_start_and_end_at_its_end() -> None:
+    positions, times = zip(*Axis(1000.0, 1000.0 + 4 * 3600).ticks, strict=True)
+    assert (positions[0], positions[-1]) == (0.0, 100.0) and times[-1] == "4h"
+    assert sorted(positions) == list(positions)
