@@ -7,12 +7,15 @@ user has set one. Modules that dask preloads are added to those of the user.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import runpy
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .names import PRELOAD
+from .names import PRELOAD, PREPARES
+from .network import initialise_driver, initialise_ucx
 
 if TYPE_CHECKING:
     from .options import DaskOptions
@@ -80,7 +83,22 @@ def run_scheduler(options: DaskOptions) -> None:
     set_import_path()
     module, *arguments = options.command
     sys.argv = [module, *arguments, *preload_options("scheduler", arguments)]
+    if os.environ.pop(PREPARES, ""):
+        _prepare()
+        sys.stdin.read()
     runpy.run_module(module, run_name="__main__")
+
+
+def _prepare() -> None:
+    """Import dask and initialise UCX, while it is not decided yet that this process is used."""
+    import asyncio
+    import importlib
+
+    initialise_driver()
+    for name in ("distributed", "distributed.cli.dask_scheduler"):
+        with contextlib.suppress(ImportError):  # dask's command reports it
+            importlib.import_module(name)
+    asyncio.run(initialise_ucx())
 
 
 def set_import_path() -> None:
