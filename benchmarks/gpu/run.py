@@ -73,7 +73,7 @@ class Host:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.fake, self.output, self.folder = options.fake, options.output, folder
-        self.only = options.only
+        self.only, self.rounds = options.only, options.rounds
         self.mpi = options.mpi_prefix
         self.deadline = time.monotonic() + options.seconds
         self.devices = [] if self.fake else sorted(map(str, Path("/dev").glob("nvidia[0-9]*")))
@@ -280,12 +280,15 @@ class Step:
         }
         path = folder / f"{self.name}.yaml"
         path.write_text(json.dumps(written))
-        path_variable = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        gpujobs = shutil.which("gpujobs", path=path_variable) or "gpujobs"
+        gpujobs, submit = gpujobs_program(), ["submit", str(path), "--wait"]
+        argv = [gpujobs, *submit]
+        if self.name.startswith(f"start-{HERE}"):
+            options = ["-n1", f"-c{4 * host.gpus}", f"--gres=gpu:{host.gpus}", "--mem=0"]
+            argv = [shutil.which("srun") or "srun", *options, gpujobs, "run", "--here", str(path)]
         env = {**os.environ, **slurm.env, "HOME": str(folder)}
         started = time.time()
         try:
-            run(host, [gpujobs, "submit", str(path), "--wait"], self.name, env)
+            run(host, argv, self.name, env)
         finally:
             with contextlib.suppress(Exception):
                 slurm.cancel_all()
@@ -373,6 +376,7 @@ def isolation_problem(host: Host, slurm: PrivateSlurm) -> str:
 
 Profiles = Mapping[str, "dict[str, Any] | None"]
 ONE_EACH: dict[str, Any] = {"gpus_per_job": 1}
+TLS: dict[str, Any] = {"network": {"protocol": "tcp"}}
 PLAIN_TCP: dict[str, Any] = {"network": {"protocol": "tcp", "encryption": False}}
 UCXX: dict[str, Any] = {"network": {"protocol": "ucxx"}}
 ASYNC: dict[str, Any] = {"rmm_async": True}
@@ -382,7 +386,7 @@ OPEN: Profiles = {
     "auto": {},
     "reference": None,
     "tcp": PLAIN_TCP,
-    "tls": {"network": {"protocol": "tcp"}},
+    "tls": TLS,
     "one-gpu-jobs": ONE_EACH,
     "mpi": {"layout": "mpi"},
 }
@@ -411,18 +415,35 @@ MEMORY: Profiles = {
     "managed-ucxx": {"workers": MANAGED, **UCXX},
     "managed-pool": {"workers": MANAGED | POOL, **UCXX},
 }
-STARTS = ("tcp", "reference", "auto")
-"""Clusters whose start-up is measured, one after the other, several times."""
-START_ROUNDS = 3
+HERE = "here"
+STARTS: Profiles = {
+    "tcp": PLAIN_TCP,
+    "tls": TLS,
+    "reference": None,
+    "auto": {},
+    "allocation": {"layout": "allocation"},
+    "allocation-tls": {"layout": "allocation", **TLS},
+    HERE: {},
+    f"{HERE}-tls": TLS,
+}
+"""Clusters whose start-up is measured, one after the other, several times.
+
+`HERE`: with `run --here` in a job.
+"""
+KEPT: Profiles = {name: STARTS[name] for name in ("auto", "allocation", HERE)}
+"""Those that are measured again with rates that `doctor --run` has kept."""
+COLD: Profiles = {"auto": {}, "tls": TLS}
+"""Those that are measured without files in memory, as the first ones of a day."""
 
 
 def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
     """Do all steps, the most important ones first."""
     with slurm(host, isolated=False) as running:
-        measure_all(host, found, running, OPEN, save)
-        for n in range(START_ROUNDS):
-            starts = {f"start-{name}-{n}": OPEN[name] for name in STARTS}
-            measure_all(host, found, running, starts, save, "--start-only")
+        if host.gpus > 1:
+            measure_all(host, found, running, OPEN, save)
+        measure_starts(host, found, running, save)
+    if host.gpus < 2:
+        return
     if host.fake:
         found.append({"name": "isolated-jobs", "error": "not tried: there are no devices"})
         return
@@ -438,6 +459,41 @@ def steps(host: Host, found: list[dict[str, Any]], save: Any) -> None:
         found.append({"name": "isolated-jobs", "error": message})
     with slurm(host, isolated=False) as running:
         measure_all(host, found, running, MEMORY, save)
+
+
+def measure_starts(
+    host: Host, found: list[dict[str, Any]], running: PrivateSlurm, save: Any
+) -> None:
+    """Measure how long starts take: in turn, the first ones of a day, and with kept rates."""
+
+    def measure(profiles: Profiles, mark: str = "", rounds: int = host.rounds) -> None:
+        for n in range(rounds):
+            starts = {f"start-{name}{mark}-{n}": profile for name, profile in profiles.items()}
+            measure_all(host, found, running, starts, save, "--start-only")
+
+    measure(STARTS)
+    if host.fake:
+        return
+    for name, profile in COLD.items():
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+        measure({name: profile}, "-cold", rounds=1)
+    measure(COLD, "-warm", rounds=1)  # at once after it
+    env = {**os.environ, **running.env, "HOME": str(host.folder)}
+    doctor = [gpujobs_program(), "doctor", "--run", "--site", str(host.folder / "site.yaml")]
+    doctor += ["--set", f"gpus={host.gpus}"]
+    try:
+        run(host, doctor, "doctor", env)
+    except RuntimeError as error:  # it has warnings, too
+        host.say(f"doctor --run: {error}")
+    host.append("doctor", host.folder / "doctor.out")
+    measure(KEPT, "-kept")
+
+
+def gpujobs_program() -> str:
+    """Return the command of gpujobs."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return shutil.which("gpujobs", path=path) or "gpujobs"
 
 
 def measure_all(
@@ -495,6 +551,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", help="names of clusters; `start-tcp` etc. for start-up"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each kind")
     parser.add_argument("--seconds", type=float, default=470, help="time limit of all steps")
     parser.add_argument(
         "--mpi-prefix", type=Path, default=Path(sys.prefix), help="prefix of Open MPI"
@@ -514,8 +571,8 @@ def main() -> None:
         (options.output / "results.md").write_text(report(about, found))
 
     try:
-        if host.gpus < 2:
-            raise SystemExit("at least two GPUs are needed")
+        if not host.gpus:
+            raise SystemExit("no GPU is there")
         steps(host, found, save)
     except Exception:
         host.log.write(traceback.format_exc())

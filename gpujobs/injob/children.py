@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -87,6 +87,11 @@ class ManagedProcess:
         """Return how it ended, with the reason in its log."""
         reason = reason_in(self.log, self.exit_code, offset=self.log_offset)
         return with_reason(f"{self.name} ended (exit code {self.exit_code})", reason)
+
+    def close_stdin(self) -> None:
+        """End the standard input of a process with ``open_stdin``."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     def terminate(self) -> None:
         """Ask the process and its children to exit."""
@@ -316,16 +321,30 @@ def _without_colon(archive: Path) -> str:
 
 # -- CPU time and memory ---------------------------------------------------------------------------
 class HostMeter:
-    """Measures the processes of a job, which have its folder and its number in their environment.
+    """Measures the processes of a job: those of its session, and what has its marks.
 
-    So it finds them under any launcher, and also those whose parent has exited.
+    The marks are its folder and its number in the environment. So it finds its processes under any
+    launcher, and also those whose parent has exited. A host may have many jobs, and each of them a
+    meter: of the session of another job, one process is looked at, once.
     """
 
-    def __init__(self, folder: str, job: int, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        folder: str,
+        job: int,
+        proc: Path = Path("/proc"),
+        session_of: Callable[[int], int] = os.getsid,
+    ) -> None:
         self._marks = {f"GPUJOBS_FOLDER={folder}".encode(), f"GPUJOBS_JOB={job}".encode()}
         self._proc = proc
+        self._session_of = session_of
+        self._session = self._session_at(os.getpid())
         self._known: dict[str, bool] = {}
         """Whether a process belongs to the job, by its id."""
+        self._sessions: dict[int, bool] = {}
+        """The same of all processes of a session. One in which jobs were started is not here."""
+        if self._session in self._ancestors():  # the batch script, or the process of a launcher
+            self._sessions[self._session] = True
         self._memory, self._due = 0, 0.0
         self._before = sum(self._cpu_seconds(pid) for pid in self._members())
 
@@ -346,13 +365,33 @@ class HostMeter:
 
     def _members(self) -> list[str]:
         pids = [name for name in os.listdir(self._proc) if name.isdecimal()]  # noqa: PTH208 - only names
+        kept = {*map(int, pids), self._session}  # another one may get the number of one that ended
+        self._sessions = {one: own for one, own in self._sessions.items() if one in kept}
         self._known = {pid: self._is_known(pid) for pid in pids}
         return [pid for pid, own in self._known.items() if own]
 
     def _is_known(self, pid: str) -> bool:
-        if pid not in self._known:
-            return self._marks <= set(self._read(pid, "environ").split(b"\0"))
-        return self._known[pid]
+        if pid in self._known:
+            return self._known[pid]
+        session = self._session_at(int(pid))
+        if session in self._sessions:
+            return self._sessions[session]
+        own = self._marks <= set(self._read(pid, "environ").split(b"\0"))
+        if session != self._session:
+            self._sessions[session] = own
+        return own
+
+    def _session_at(self, pid: int) -> int:
+        """Return the session of a process; 0 if it has exited. Kernel threads have that, too."""
+        with contextlib.suppress(OSError):
+            return self._session_of(pid)
+        return 0
+
+    def _ancestors(self) -> tuple[int, int]:
+        """Return the parent of this process, and the parent of that."""
+        parent = os.getppid()
+        fields = self._read(str(parent), "stat").rpartition(b")")[2].split()
+        return parent, int(fields[1]) if fields[1:] else 0
 
     def _cpu_seconds(self, pid: str) -> float:
         fields = self._read(pid, "stat").rpartition(b")")[2].split()

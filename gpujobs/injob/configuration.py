@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .names import PRELOAD
+from .names import PRELOAD, PREPARES
+from .network import initialise_driver, initialise_ucx
 
 if TYPE_CHECKING:
     from .options import DaskOptions
@@ -83,9 +85,21 @@ def run_scheduler(options: DaskOptions) -> None:
     set_import_path()
     module, *arguments = options.command
     sys.argv = [module, *arguments, *preload_options("scheduler", arguments)]
-    with collecting_no_garbage():
-        importlib.import_module("distributed")
+    prepares = os.environ.pop(PREPARES, "")
+    if prepares:
+        initialise_driver()
+    with collecting_no_garbage(), contextlib.suppress(ImportError):
+        importlib.import_module("distributed")  # dask's command reports an error
+    if prepares:  # it is not decided yet that this process is used
+        _initialise_ucx()
+        sys.stdin.read()
     runpy.run_module(module, run_name="__main__")
+
+
+def _initialise_ucx() -> None:
+    import asyncio
+
+    asyncio.run(initialise_ucx())
 
 
 @contextlib.contextmanager

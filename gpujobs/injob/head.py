@@ -15,10 +15,10 @@ from .folder import EXIT_STOPPED, Ended, EndKind, heartbeat_file, modified_at
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .memory import over_memory_message, paused_message, with_memory
-from .names import CERTIFICATE, NOTE, PROTOCOL, RUN, is_encrypted, job_file
+from .names import CERTIFICATE, NOTE, PREPARES, PROTOCOL, RUN, is_encrypted, job_file
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
-from .transport import choose_protocol
+from .transport import Choice, HeadsChoice
 from .workers import JobsWatch, cannot_start
 
 _POLL_INTERVAL = 0.25
@@ -83,15 +83,14 @@ class Head(Job):
         if problem := interface_problem(self.options.interface):
             raise failure(problem)
         self._check_certificate()
-        protocol = self._choose_protocol()
-        self.environ.update(dask_config(self.folder.path, protocol))
-        self.environ[PROTOCOL] = protocol
         self.environ["GPUJOBS_ATTEMPT"] = str(self.options.attempt)
         if self.options.end_after:
             self.environ[END_AFTER] = self.options.end_after
+        choice = HeadsChoice(self.options, self.environ)
         if self.options.run_on == "ranks":
-            self._run_in_ranks(protocol)
-        scheduler = self._start_scheduler(protocol)
+            self._use(self._settled(choice))
+            self._run_in_ranks()
+        scheduler = self._start_scheduler(choice)
         watch = JobsWatch(self.options, self.environ, self._events)
         while True:
             self._pause()
@@ -120,7 +119,7 @@ class Head(Job):
         while len(self.dask().connected) == known and time.monotonic() < until:
             self.pause(_POLL_INTERVAL_AT_START)
 
-    def _run_in_ranks(self, protocol: str) -> NoReturn:
+    def _run_in_ranks(self) -> NoReturn:
         """`run` is in all ranks: dask-mpi makes rank 0 the dask scheduler and rank 1 the client."""
         self._note_attempt()
         self.start_workers()
@@ -182,9 +181,7 @@ class Head(Job):
             except (LookupError, OSError) as error:
                 raise failure(str(error)) from None
 
-    def _choose_protocol(self) -> str:
-        """Return the protocol of the cluster, and take over its settings."""
-
+    def _settled(self, choice: HeadsChoice) -> Choice:
         def pause(seconds: float) -> None:
             self.pause(seconds)
             self._heartbeat()
@@ -192,21 +189,23 @@ class Head(Job):
             if self.stop_reason:
                 raise self._stopped(self._stop_message())
 
-        choice = choose_protocol(self.options, self.environ, pause)
-        if not choice.scheme:
-            raise failure(choice.reason)
-        self.environ.update(choice.environ or {})
-        return choice.scheme
+        settled = choice.settle(pause)
+        if not settled.scheme:
+            raise failure(settled.reason)
+        return settled
 
-    def _start_scheduler(self, protocol: str) -> ManagedProcess:
+    def _use(self, choice: Choice) -> None:
+        """Take over the protocol and its settings."""
+        self.environ.update(choice.environ or {})
+        self.environ.update(dask_config(self.folder.path, choice.scheme))
+        self.environ[PROTOCOL] = choice.scheme
+
+    def _start_scheduler(self, choice: HeadsChoice) -> ManagedProcess:
         """Start the dask scheduler and the workers; return when it has an address."""
-        argv = [*self.options.scheduler, f"--protocol={protocol}"]
-        environ = with_archive(self.environ, self.folder.archive)
-        path = self.folder.logs / "scheduler.log"
-        title = f"the dask scheduler on {node_name()}"
-        scheduler = self.scheduler = ManagedProcess(title, argv, path, environ, STOP_DASK)
-        if not self.options.ranks:  # they import dask meanwhile, and find the address in a file;
-            self.start_workers()  # on other nodes, NFS could show the file half a minute late
+        if choice.is_open:
+            scheduler = self._launch_prepared(choice)
+        else:
+            scheduler = self._launch(self._settled(choice))
         while (address := self.scheduler_address()) is None:
             self.pause(0.1)
             self._check_starting(scheduler)
@@ -215,6 +214,38 @@ class Head(Job):
         log(f"the dask scheduler is at {address}")
         if self.options.ranks:
             self.start_workers()
+        return scheduler
+
+    def _launch_prepared(self, choice: HeadsChoice) -> ManagedProcess:
+        """Let dask's processes prepare for ucxx while it is tried, as both take seconds.
+
+        The dask scheduler does not listen before: nobody learns of a protocol that is not used.
+        """
+        before = dict(self.environ)
+        scheduler = self._launch(choice.likely, prepares=True)
+        settled = self._settled(choice)
+        if settled.scheme == choice.likely.scheme:
+            scheduler.close_stdin()
+            return scheduler
+        for process in (scheduler, *self.worker_processes):
+            process.kill()
+        self.wait_for_workers()
+        self.environ = before
+        return self._launch(settled)
+
+    def _launch(self, choice: Choice, *, prepares: bool = False) -> ManagedProcess:
+        """Start the dask scheduler, which ``prepares`` or listens at once, and the workers."""
+        self._use(choice)
+        argv = [*self.options.scheduler, f"--protocol={choice.scheme}"]
+        environ = with_archive(self.environ, self.folder.archive)
+        if prepares:
+            environ[PREPARES] = "1"
+        path = self.folder.logs / "scheduler.log"
+        title = f"the dask scheduler on {node_name()}"
+        scheduler = ManagedProcess(title, argv, path, environ, STOP_DASK, open_stdin=prepares)
+        self.scheduler = scheduler
+        if not self.options.ranks:  # they import dask meanwhile, and find the address in a file;
+            self.start_workers()  # on other nodes, NFS could show the file half a minute late
         return scheduler
 
     def _check_starting(self, scheduler: ManagedProcess) -> None:

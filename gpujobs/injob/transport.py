@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import gpus, network
@@ -150,31 +151,87 @@ _CHECK_TIMEOUT = 60.0
 """Seconds for the process that tries ucxx. UCX can hang so that it does not end by itself."""
 
 
-def choose_protocol(
-    options: SuperviseOptions, environ: Mapping[str, str], pause: Callable[[float], None]
-) -> Choice:
-    """Return the protocol of the cluster, also in `transport.json`; ``scheme``: "" if none works.
+class HeadsChoice:
+    """The protocol of the cluster, which is open while another process tries ucxx."""
 
-    ``pause`` waits for some seconds, and keeps the job alive.
-    """
-    folder, protocols = Folder(options.folder), options.schemes
-    choice = Choice(protocols[0])
-    if "ucxx" in protocols:
-        settings, remark = ucx_settings(environ, _hidden_gpus(options) if options.gpus else 0)
-        kind = node_kind(options.interface, environ)
-        measured = rates_of(folder.read(RATES), kind)
-        scheme, reason = choose(protocols, measured, options.n_workers)
-        if scheme == "ucxx" and scheme not in measured:
-            measured[scheme] = _tried_ucxx(options, {**environ, **settings}, pause)
-            scheme, reason = choose(protocols, measured, options.n_workers)
-        choice = Choice(scheme, reason, measured, kind=kind)
+    def __init__(self, options: SuperviseOptions, environ: Mapping[str, str]) -> None:
+        """Choose by kept rates; without any for ucxx, start to try it."""
+        self._options = options
+        self._folder = Folder(options.folder)
+        self._measured: dict[str, Measured] = {}
+        self._trial: ManagedProcess | None = None
+        self._kind = ""
+        self._settings: Mapping[str, str] = {}
+        self._remark = ""
+        if "ucxx" in options.schemes:
+            hidden = _hidden_gpus(options) if options.gpus else 0
+            self._settings, self._remark = ucx_settings(environ, hidden)
+            self._kind = node_kind(options.interface, environ)
+            self._measured = rates_of(self._folder.read(RATES), self._kind)
+        self.likely = self._choose()
+        """The choice, or what it is if ucxx works."""
+        if self.likely.scheme == "ucxx" and "ucxx" not in self._measured:
+            self._trial = self._start_trial({**environ, **self._settings})
+            self._deadline = time.monotonic() + _CHECK_TIMEOUT
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ucxx is still tried."""
+        return self._trial is not None
+
+    def _choose(self) -> Choice:
+        scheme, reason = choose(self._options.schemes, self._measured, self._options.n_workers)
+        choice = Choice(scheme, reason, self._measured, kind=self._kind)
         if scheme == "ucxx":
-            own = settings if options.gpus else None
-            choice = replace(choice, environ=own, remark=remark)
-    for text in filter(None, (choice.text(), choice.reason, choice.remark)):
-        log(text)
-    folder.write(TRANSPORT, choice.json())
-    return choice
+            own = self._settings if self._options.gpus else None
+            choice = replace(choice, environ=own, remark=self._remark)
+        return choice
+
+    def _start_trial(self, environ: Mapping[str, str]) -> ManagedProcess | None:
+        options = self._options
+        argv = [sys.executable, str(self._folder.archive), "try-ucxx"]
+        if options.interface:
+            argv.append(f"--interface={options.interface}")
+        if options.gpus:
+            try:
+                source, count = options.visible_devices, options.gpus
+                devices = gpus.job_devices(source, count, environ, explicit=True) or []
+            except LookupError:  # the start of the workers will report it
+                self._measured = {**self._measured, "ucxx": Measured()}
+                return None
+            environ = {**environ, VISIBLE: ",".join(devices)}
+            argv.append("--gpu")
+        return ManagedProcess("the check of ucxx", argv, self._trial_log, environ)
+
+    @property
+    def _trial_log(self) -> Path:
+        return self._folder.logs / "try-ucxx.log"
+
+    def settle(self, pause: Callable[[float], None]) -> Choice:
+        """Return the choice, also in `transport.json`; ``scheme``: "" if no protocol works.
+
+        ``pause`` waits for some seconds, and keeps the job alive.
+        """
+        if self._trial is not None:
+            self._measured = {**self._measured, "ucxx": self._tried(self._trial, pause)}
+            self._trial = None
+        choice = self._choose()
+        for text in filter(None, (choice.text(), choice.reason, choice.remark)):
+            log(text)
+        self._folder.write(TRANSPORT, choice.json())
+        return choice
+
+    def _tried(self, trial: ManagedProcess, pause: Callable[[float], None]) -> Measured:
+        """Return whether ucxx works here, without measuring it."""
+        try:
+            while trial.running and time.monotonic() < self._deadline:
+                pause(0.05)
+            if trial.exit_code == 0:
+                return Measured()
+        finally:
+            trial.kill()
+        reason = reason_in(self._trial_log) or "no answer"
+        return Measured(problem=f"ucxx does not work on {network.node_name()}: {reason}")
 
 
 def node_kind(interface: str | None, environ: Mapping[str, str]) -> str:
@@ -205,35 +262,6 @@ def rates_of(entries: Mapping[str, Any], kind: str) -> dict[str, Measured]:
     """Return the rates that are kept for a kind of node, by protocol; ``entries``: of the file."""
     measured = entries.get(kind, {}).get("measured", {})
     return {name: Measured(**one) for name, one in measured.items()}
-
-
-def _tried_ucxx(
-    options: SuperviseOptions, environ: Mapping[str, str], pause: Callable[[float], None]
-) -> Measured:
-    """Try in a process of its own whether ucxx works here, without measuring it."""
-    argv = [sys.executable, str(Folder(options.folder).archive), "try-ucxx"]
-    if options.interface:
-        argv.append(f"--interface={options.interface}")
-    if options.gpus:
-        try:
-            source, count = options.visible_devices, options.gpus
-            devices = gpus.job_devices(source, count, environ, explicit=True) or []
-        except LookupError:  # the start of the workers will report it
-            return Measured()
-        environ = {**environ, VISIBLE: ",".join(devices)}
-        argv.append("--gpu")
-    path = Folder(options.folder).logs / "try-ucxx.log"
-    process = ManagedProcess("the check of ucxx", argv, path, environ)
-    deadline = time.monotonic() + _CHECK_TIMEOUT
-    try:
-        while process.running and time.monotonic() < deadline:
-            pause(0.1)
-        if process.exit_code == 0:
-            return Measured()
-    finally:
-        process.kill()
-    reason = reason_in(path) or "no answer"
-    return Measured(problem=f"ucxx does not work on {network.node_name()}: {reason}")
 
 
 def cluster_ucx_settings(

@@ -136,9 +136,11 @@ def test_ucxx_that_works_is_used_without_a_measurement(cli: Cli, backend: SlurmB
     assert (found["protocol"], found["reason"]) == ("ucxx", "")
     assert found["measured"] == {"ucxx": {"within": None, "between": None, "problem": ""}}
     assert tried(cli, cluster)
-    # UCX takes seconds to start: the process of the nannies does not wait for the dask scheduler.
-    log = (Path(cli.status(cluster)["folder"]) / "logs" / "job-0.log").read_text()
-    assert 0 < log.index("UCX is initialised") < log.index("Start Nanny at")
+    # UCX takes seconds to start: the process of the nannies does not wait for the dask scheduler,
+    # and that one not for the check.
+    for name, later in (("job-0.log", "Start Nanny at"), ("scheduler.log", "Scheduler at")):
+        log = (Path(cli.status(cluster)["folder"]) / "logs" / name).read_text()
+        assert 0 <= log.index("UCX is initialised") < log.index(later)
 
 
 @pytest.mark.slow

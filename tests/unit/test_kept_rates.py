@@ -13,7 +13,7 @@ from gpujobs.clusters import rates
 from gpujobs.clusters.ledger import Ledger
 from gpujobs.injob.folder import RATES, DamagedError, Folder
 from gpujobs.injob.options import SuperviseOptions
-from gpujobs.injob.transport import Measured, choose_protocol, node_kind, rates_of
+from gpujobs.injob.transport import HeadsChoice, Measured, node_kind, rates_of
 
 NOW = 1795421999.0
 BOTH = ("ucxx", "tls")
@@ -69,17 +69,17 @@ def test_a_start_uses_the_rates_of_its_kind_of_node(
     rates.keep(ledger, node_kind(None, {}), measured, NOW)
     assert rates.copy(ledger, cluster) == []
     options = SuperviseOptions(folder=str(cluster), job=0, started=0, schemes=BOTH, gpus=0)
-    choice = choose_protocol(options, {}, pause=lambda seconds: None)
+    choice = HeadsChoice(options, {}).settle(pause=lambda seconds: None)
     assert (choice.scheme, choice.reason, choice.measured) == (scheme, reason, measured)
     assert not (cluster / "logs" / "try-ucxx.log").exists()  # it is known whether it works
-    other = choose_protocol(options, {"UCX_TLS": "tcp"}, pause=lambda seconds: None)
+    other = HeadsChoice(options, {"UCX_TLS": "tcp"}).settle(pause=lambda seconds: None)
     assert (cluster / "logs" / "try-ucxx.log").exists()
     assert other.measured.keys() == {"ucxx"}
 
 
 def test_a_start_needs_no_check_of_a_single_protocol_without_ucxx(cluster: Path) -> None:
     options = SuperviseOptions(folder=str(cluster), job=0, started=0, schemes=("tls",))
-    choice = choose_protocol(options, {}, pause=lambda seconds: None)
+    choice = HeadsChoice(options, {}).settle(pause=lambda seconds: None)
     assert (choice.scheme, choice.measured, choice.kind) == ("tls", {}, "")
 
 
