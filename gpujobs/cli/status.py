@@ -348,7 +348,7 @@ class StatusView:
         self._everything = everything
         self._known: list[ClusterRecord] = []
         """All records, if no cluster was named."""
-        self._monitor = ClusterMonitor(self._choose(), ledger)
+        self._monitor = self._new_monitor(self._choose())
         self._reports: list[ClusterReport] = []
 
     def print_once(self, *, as_json: bool, watched: bool = False) -> None:
@@ -425,7 +425,11 @@ class StatusView:
         time.sleep(refresh)
         records = self._choose()
         if [record.id for record in records] != [record.id for record in self._monitor.records]:
-            self._monitor = ClusterMonitor(records, self._ledger)
+            self._monitor = self._new_monitor(records)
+
+    def _new_monitor(self, records: list[ClusterRecord]) -> ClusterMonitor:
+        """Return a monitor; a named cluster is shown as its folder is now, also after its end."""
+        return ClusterMonitor(records, self._ledger, last_words=not self._cluster_ids)
 
 
 def _is_final(report: ClusterReport) -> bool:

@@ -210,11 +210,6 @@ class FolderReader:
             damaged=tuple(self._damaged),
         )
 
-    def job_facts(self) -> dict[int, JobFacts]:
-        """Return the facts of all jobs from their own files."""
-        self._names = frozenset(self._folder.names())
-        return self._read_facts(file_names(self._folder.path / "jobs"), {})[0]
-
     def _read_head(self) -> _Head:
         folder, dask = self._read_attempt()
         job = self._json(f"{folder}/owner").get("job")

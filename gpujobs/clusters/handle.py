@@ -169,9 +169,9 @@ class ClusterHandle:
 
     def usage(self) -> UsageReport:
         """Return where the time of the jobs and the GPU hours went until now."""
-        record = self.record
-        past, targets = read_history(record.path), self._ledger.targets(record)
-        return make_usage(self.status(), past, targets, time.time())
+        report, record = self.status(), self.record
+        past = read_history(record.path, report.folder.jobs)
+        return make_usage(report, past, self._ledger.targets(record), time.time())
 
     def logs(
         self, *, worker: str | None = None, everything: bool = False, follow: bool = False

@@ -27,7 +27,7 @@ from ..injob.sampler import USAGE, UsageLine
 from ..text import clean
 from . import oldfolder
 from .clusterfolder import file_names, folder_problem, job_files
-from .folderstate import FolderReader
+from .folderstate import JobTrace
 from .ledger import ClusterRecord
 from .report import JobReport, WorkerGpu
 
@@ -152,12 +152,15 @@ class History:
     """Why workers have left that have not connected again, by name."""
 
 
-def read_history(path: Path) -> History:
-    """Return the history in a cluster's folder; lines that are damaged are left out."""
+def read_history(path: Path, jobs: Mapping[int, JobTrace]) -> History:
+    """Return the history in a cluster's folder; lines that are damaged are left out.
+
+    ``jobs``: their traces in the folder, by number.
+    """
     folder = Folder(str(path))
     if folder_problem(path):
         return History()
-    started, ended = _job_times(path)
+    started, ended = _job_times(jobs)
     gpus: list[GpuSamples] = []
     hosts: list[HostSamples] = []
     problems: dict[int, str] = {}
@@ -194,15 +197,15 @@ def _leaving(events: Iterable[Event]) -> dict[str, str]:
     return found
 
 
-def _job_times(path: Path) -> tuple[dict[int, float], dict[int, float]]:
+def _job_times(jobs: Mapping[int, JobTrace]) -> tuple[dict[int, float], dict[int, float]]:
     """Return when the jobs started and ended, by their numbers."""
     started: dict[int, float] = {}
     ended: dict[int, float] = {}
-    for number, facts in FolderReader(path).job_facts().items():
-        if facts.script is not None:
-            started[number] = facts.script
-        if facts.left and facts.left.at is not None:
-            ended[number] = facts.left.at + 1.0  # bash writes whole seconds, rounded down
+    for number, job in jobs.items():
+        if job.facts.script is not None:
+            started[number] = job.facts.script
+        if job.left and job.left.at is not None:
+            ended[number] = job.left.at + 1.0  # bash writes whole seconds, rounded down
     return started, ended
 
 

@@ -1,6 +1,6 @@
 """The last word of a cluster's folder: its contents when all jobs had ended, kept in the record.
 
-The folder says nothing new after that: `status` of a cluster that has ended opens its record only.
+The folder says nothing new after that: `status --all` opens only the records of such clusters.
 """
 
 from __future__ import annotations

@@ -65,10 +65,16 @@ class ClusterMonitor:
         records: Iterable[ClusterRecord],
         ledger: Ledger,
         *,
+        last_words: bool = False,
         stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
+        """Watch clusters, whose records were just read.
+
+        ``last_words``: those in the records are enough for clusters that have ended.
+        """
         self.ledger = ledger
+        self._last_words = last_words
         self.system = system
         self.records = list(records)
         self._stopping = stopping
@@ -131,9 +137,9 @@ class ClusterMonitor:
     def _current(self, record: ClusterRecord) -> ClusterRecord:
         """Return the record as it is now: another process may have scaled the cluster.
 
-        At the first look, one that has had its last word was just read.
+        At the first look, one whose last word is enough was just read.
         """
-        if record.last and self._last_query == -math.inf:
+        if self._last_query == -math.inf and self._has_said_all(record):
             return record
         try:
             found = self.ledger.get(record.id)
@@ -142,11 +148,8 @@ class ClusterMonitor:
         return replace(found, unlisted=self._unlisted.get(record.id, found.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
-        """Read a cluster's folder; jobs that have started since an answer do not wait any more.
-
-        That of a cluster that has had its last word is in the record, unless it was removed.
-        """
-        if record.finished and record.last and record.path in self._present:
+        """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
+        if record.last and self._has_said_all(record):
             return record.last.state()
         state = self._readers[record.id].read()
         for number, job in record.current_jobs(state.claims).items():
@@ -154,6 +157,11 @@ class ClusterMonitor:
             if job in self._began and began not in (None, self._began[job]):
                 self._answers[job] = JobStatus(JobState.RUNNING)
         return state
+
+    def _has_said_all(self, record: ClusterRecord) -> bool:
+        """Return whether the last word of a cluster is enough; not if its folder was removed."""
+        known = self._last_words and record.finished and record.last is not None
+        return known and record.path in self._present
 
     def _judge(
         self, record: ClusterRecord, state: FolderState, connected: Iterable[str] | None

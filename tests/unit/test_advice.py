@@ -14,6 +14,7 @@ import pytest
 
 from gpujobs.cli.plan_text import plan_json, plan_text
 from gpujobs.cli.usage_text import advice_lines, page, usage_json, usage_text
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.history import HostSample, HostSamples, read_history
 from gpujobs.clusters.submit import new_record
 from gpujobs.clusters.usage import UsageReport
@@ -258,7 +259,7 @@ def test_known_loads_are_measured_within_ten_percent(tmp_path: Path, kind: str) 
 
 
 def samples(folder: Path) -> tuple[HostSample, ...]:
-    return next((one.samples for one in read_history(folder).hosts), ())
+    return next((one.samples for one in read_history(folder, read_state(folder).jobs).hosts), ())
 
 
 def cpu_time(pid: int) -> float:

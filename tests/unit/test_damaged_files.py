@@ -360,7 +360,10 @@ def show(ledger: Ledger) -> str:
         json.loads(status_json([report]))
         status_text(replace(report, jobs=tuple(sampled)), {})
         usage = make_usage(
-            report, read_history(report.record.path), ledger.targets(report.record), NOW
+            report,
+            read_history(report.record.path, report.folder.jobs),
+            ledger.targets(report.record),
+            NOW,
         )
         usage_text(usage)
         json.dumps(usage_json(usage), allow_nan=False)
@@ -449,7 +452,9 @@ def status_and_usage(ledger: Ledger, *names: str) -> tuple[str, Any]:
     for path in map(record.path.joinpath, names):
         path.write_text(path.read_text().replace("p-2cab-", "p-2cab-fit-"))
     (report,) = ClusterMonitor([record], ledger, system=Slurm()).reports()
-    usage = make_usage(report, read_history(record.path), ledger.targets(record), NOW)
+    usage = make_usage(
+        report, read_history(record.path, report.folder.jobs), ledger.targets(record), NOW
+    )
     return re.sub(r'"elapsed": [0-9.]+', "", status_json([report])), usage_json(usage)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpujobs.cli.usage_text import usage_json, usage_text
 from gpujobs.clusters.findings import notes
-from gpujobs.clusters.folderstate import FolderReader
+from gpujobs.clusters.folderstate import FolderReader, read_state
 from gpujobs.clusters.history import read_history
 from gpujobs.injob.configuration import WALLTIME
 
@@ -55,7 +55,7 @@ def test_events_say_why_workers_have_left(tmp_path: Path) -> None:
         {"event": "left", "at": 2.0, "worker": "b", "why": WALLTIME, "seconds": 1.0, "lost": {}},
         {"event": "left", "at": 2.0, "worker": "c", "why": 7},
     )
-    assert read_history(folder).left == {"b": WALLTIME}
+    assert read_history(folder, read_state(folder).jobs).left == {"b": WALLTIME}
 
 
 def test_a_worker_of_a_requeued_job_has_not_left(tmp_path: Path) -> None:
@@ -63,4 +63,4 @@ def test_a_worker_of_a_requeued_job_has_not_left(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     left = {"event": "left", "at": 1.0, "worker": "b", "why": WALLTIME}
     write_events(folder, left, {"event": "connected", "at": 9.0, "worker": "b", "row": {}})
-    assert read_history(folder).left == {}
+    assert read_history(folder, read_state(folder).jobs).left == {}

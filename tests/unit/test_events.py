@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpujobs.clusters.folderstate import FolderReader
+from gpujobs.clusters.folderstate import FolderReader, read_state
 from gpujobs.clusters.history import Connection, read_history
 from gpujobs.injob.events import (
     VERSION,
@@ -195,7 +195,7 @@ def test_the_history_is_of_all_attempts(tmp_path: Path) -> None:
     gpu = {"uuid": "GPU-0", "others": [{"uuid": "GPU-1"}]}
     write_events(tmp_path, OPENED, connected("a", 1.0, gpu=gpu), disconnected("a", 3.0))
     write_events(tmp_path, OPENED, connected("b", 5.0), Event(event="client", clients=1), attempt=2)
-    assert set(read_history(tmp_path).connections) == {
+    assert set(read_history(tmp_path, read_state(tmp_path).jobs).connections) == {
         Connection("a", 1.0, 3.0, ("GPU-0", "GPU-1")),
         Connection("b", 5.0),
     }

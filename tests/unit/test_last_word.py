@@ -151,7 +151,8 @@ def test_the_last_word_is_what_the_folder_said(ledger: Ledger, code: int, connec
     assert [len(job["connected"]) for job in jobs] == [1 if connected else 0] * 2
     for name in ("jobs/0.jsonl", "jobs/1.jsonl", "workers-1.jsonl", "ended"):
         (record.path / name).unlink()
-    assert [shown("--all", "--json"), shown("--all"), shown(record.id)] == read
+    assert [shown("--all", "--json"), shown("--all")] == read[:2]
+    assert shown(record.id) != read[2]  # one that is named is shown as its folder is now
 
 
 def test_a_cluster_whose_folder_is_removed_is_judged_without_its_last_word(ledger: Ledger) -> None:
@@ -201,7 +202,7 @@ def test_a_cluster_that_is_submitted_again_is_not_judged_by_its_last_word(ledger
     again = Submission("", 2, 1, time=time.time())
     ledger.begin_submission(record.id, again)
     ledger.end_submission(record.id, replace(again, id="9"))
-    assert last.state().ended and " DONE " not in shown(record.id)
+    assert last.state().ended and " DONE " not in shown("--all")
 
 
 @pytest.mark.parametrize("text", ["--me", "7 8", "$(id)"])

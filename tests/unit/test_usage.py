@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpujobs.cli.usage_text import Axis, hours_text, page, usage_json, usage_line, usage_text
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.history import (
     Connection,
     History,
@@ -308,7 +309,7 @@ def test_a_worker_that_comes_again_has_two_connections() -> None:
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
-    assert read_history(tmp_path) == History()
+    assert read_history(tmp_path, read_state(tmp_path).jobs) == History()
     (tmp_path / "usage").mkdir()
     (tmp_path / "jobs").mkdir()
     write_job(tmp_path, 0, "script", at=5.0)
@@ -317,7 +318,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
     sample = {"time": 7, "seconds": 1, "busy": [None], "used": [3]}
     lines = ['{"gpus": [{"uuid": "GPU-a", "memory": 8}]}', json.dumps(sample), '{"time": 8, "bu']
     (tmp_path / "usage" / "0-node-1.example.jsonl").write_text("\n".join(lines))
-    found = read_history(tmp_path)
+    found = read_history(tmp_path, read_state(tmp_path).jobs)
     assert (found.started, found.ended) == ({0: 5.0}, {0: 10.0})  # rounded up
     (gpu,) = found.gpus
     assert (gpu.job, gpu.node, gpu.uuid, len(gpu.samples)) == (0, "node-1.example", "GPU-a", 1)
@@ -344,7 +345,7 @@ def test_the_sampler_writes_what_the_reader_reads(tmp_path: Path) -> None:
         until(lambda: len(read_latest(tmp_path, 3)) == 2, 20, "a sample of both GPUs")
     finally:
         stop(process)
-    first, second = read_history(tmp_path).gpus
+    first, second = read_history(tmp_path, read_state(tmp_path).jobs).gpus
     assert (first.uuid, first.node) == ("GPU-node1-0000-0000-0000-000000000000", "node1")
     assert (first.samples[0].busy, second.samples[0].busy) == (75, 25)
     assert first.samples[0].used == 0.75 * first.memory
@@ -357,11 +358,20 @@ def test_no_driver_is_a_note(tmp_path: Path) -> None:
     argv = [sys.executable, str(tmp_path / ARCHIVE), "usage", f"--folder={tmp_path}", "--job=0"]
     process = subprocess.Popen([*argv, "--devices=0"], env=environ, stderr=subprocess.PIPE)
     try:
-        until(lambda: any(one.samples for one in read_history(tmp_path).hosts), 20, "a sample")
+        until(
+            lambda: any(
+                one.samples for one in read_history(tmp_path, read_state(tmp_path).jobs).hosts
+            ),
+            20,
+            "a sample",
+        )
     finally:
         stop(process)
     _, errors = process.communicate()
-    assert not errors and "LibraryNotFound" in read_history(tmp_path).problems[0]
+    assert (
+        not errors
+        and "LibraryNotFound" in read_history(tmp_path, read_state(tmp_path).jobs).problems[0]
+    )
 
 
 # -- page ------------------------------------------------------------------------------------------
