@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,11 +213,11 @@ def main() -> None:
     print("survivors:", flush=True)
     alive = 0
     with ThreadPoolExecutor(given.processes) as pool:
-        results = pool.map(lambda pair: survives(*pair), tested)
-        for (mutant, _), survived in zip(tested, results, strict=True):
-            if survived:
+        running = {pool.submit(survives, mutant, tests): mutant for mutant, tests in tested}
+        for done in as_completed(running):  # one that hangs its tests holds up no other
+            if done.result():
                 alive += 1
-                print(mutant.describe(texts[mutant.path]), flush=True)
+                print(running[done].describe(texts[running[done].path]), flush=True)
     print(f"{len(tested) - alive} of {len(tested)} noticed, {alive} survived")
 
 

@@ -178,7 +178,7 @@ def test_an_unknown_key_of_a_large_section_gets_only_keys_that_are_alike(home: P
 
 
 def test_a_size_without_a_unit_is_refused_with_two_examples() -> None:
-    with pytest.raises(ValueError, match="^16 needs a unit, as in 16GiB or 16MiB$"):
+    with pytest.raises(ValueError, match=r"^16 needs a unit, as in 16GiB or 16MiB$"):
         fields.size("16")
 
 

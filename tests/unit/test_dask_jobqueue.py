@@ -315,6 +315,17 @@ def test_the_users_mappings_are_not_changed(home: Path) -> None:
 
 
 # -- one job --------------------------------------------------------------------------------------------------------------
+@each(("gpus_per_node", "noted"), [(4, True), (1, False)])
+def test_jobs_of_one_gpu_are_noted_where_a_node_has_several(
+    gpus_per_node: int, noted: bool, home: Path
+) -> None:
+    path = home / "one.yaml"
+    queue = f"{{gpus_per_node: {gpus_per_node}, cpus_per_node: 8, memory_per_node: 64GiB}}"
+    path.write_text(f"description: x\nscheduler: slurm\nqueues: {{gpu: {queue}}}\n")
+    notes = planned("slurm", str(path), {"walltime": "1h"}).notes
+    assert any("cannot use NVLink" in note for note in notes) is noted
+
+
 def test_cores_and_memory_are_requested(home: Path) -> None:
     plan = planned("slurm", site(home, "slurm"), {"cores": 8, "memory": "28GiB", "gpus_per_job": 2})
     assert "--cpus-per-task=8" in plan.groups[0].lines and "--mem=28672M" in plan.groups[0].lines

@@ -75,9 +75,12 @@ def test_a_connection_shows_the_certificate_of_the_cluster(
     shown: list[bool] = []
 
     def answer() -> None:
-        with suppress(ssl.SSLError), listener.accept()[0] as connection:
-            with context.wrap_socket(connection, server_side=True) as encrypted:
-                shown.append(bool(encrypted.getpeercert()))
+        with (
+            suppress(ssl.SSLError),
+            listener.accept()[0] as connection,
+            context.wrap_socket(connection, server_side=True) as encrypted,
+        ):
+            shown.append(bool(encrypted.getpeercert()))
 
     listening = threading.Thread(target=answer)
     listening.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -143,5 +144,5 @@ def test_a_terminal_has_colours_unless_it_is_dumb_or_the_user_wants_none(
     master, slave = os.openpty()
     with os.fdopen(master, "rb"), os.fdopen(slave, "w") as terminal:
         assert has_colors(terminal) is coloured
-    with open(os.devnull, "w") as file:
+    with Path(os.devnull).open("w") as file:
         assert not has_colors(file)
