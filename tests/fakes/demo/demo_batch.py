@@ -33,6 +33,7 @@ class Demo(Scheduler):
     managed = frozenset({"-N", "-o", "-t", "-a"})
     index_variable = "DEMO_INDEX"
     job_variable = "DEMO_JOB"
+    hold = "-h"
 
     def output(self, root: str, cluster: str, array: bool) -> str:
         return f"{root}/{cluster}/logs/demo.log"
