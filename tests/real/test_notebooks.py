@@ -265,7 +265,8 @@ def test_a_job_of_ondemand_serves_jupyterlab_and_starts_a_cluster(local: Cli) ->
         script = folder / name
         script.write_text(rendered(f"template/{name}.erb", gpus="1", **fields))
         script.chmod(0o700)
-    env = {**local.env, "PATH": path}
+    # Dask warns where another test has the usual port of a dashboard.
+    env = {**local.env, "PATH": path, "PYTHONWARNINGS": "ignore:Port"}
     with (folder / "log").open("w") as log:
         job = subprocess.Popen(["bash", "-c", JOB], cwd=folder, env=env, stdout=log, stderr=log)
     try:
