@@ -175,8 +175,9 @@ class PoolJob:
             self.way_out = Stays()
         self.phase = next_phase(self.phase, report, now, start_timeout)
         before = self.report
-        known_start = before.began if report.began is None else report.began
-        self.report = replace(self.judged(report), began=known_start)
+        self.report = self.judged(report)
+        if self.report.began is None and before.began is not None:
+            self.report = replace(self.report, began=before.began)
         return json_phase(self.report) != json_phase(before)  # also from not yet listed to waiting
 
     def _is_requeued(self, report: JobReport) -> bool:
@@ -340,9 +341,10 @@ class PoolJobs:
             elif not report.folder.ended:
                 self._take_back(job)
             if known := self.active.get(job.number):
-                head = job.head or known.report.head
+                if known.report.head and not job.head:  # not for all: a copy of each is felt
+                    job = replace(job, head=True)
                 before = known.phase
-                changed |= known.update(replace(job, head=head), now, self._start_timeout)
+                changed |= known.update(job, now, self._start_timeout)
                 if isinstance(before, Waiting) and known.started is not None:
                     self._note_wait(known, before, now)
                 known.note_drained(self.drained)
