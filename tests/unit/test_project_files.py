@@ -81,14 +81,27 @@ def test_who_wrote_it_is_said_once() -> None:
     assert PROJECT["authors"][0]["name"].lower() in (ROOT / "LICENSE").read_text().lower()
 
 
-def test_the_workflow_runs_the_two_commands_on_real_batch_schedulers() -> None:
-    workflow = yaml.safe_load((GITHUB / "workflows" / "tests.yml").read_text())
+def commands_of(name: str) -> list[str]:
+    """Return what a workflow runs on a machine with all programs; its actions cannot change."""
+    workflow = yaml.safe_load((GITHUB / "workflows" / f"{name}.yml").read_text())
     (job,) = workflow["jobs"].values()
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands[1:] == ["make demo", "make test", "make lint"]
     assert job["env"]["GPUJOBS_REQUIRE"] == "slurm,sge"
     for step in job["steps"]:  # a tag can be moved
         assert re.fullmatch(r"[\w./-]+@[\da-f]{40}", step.get("uses", f"x@{'0' * 40}"))
+    return [step["run"] for step in job["steps"] if "run" in step][1:]
+
+
+def test_the_workflow_runs_the_two_commands_on_real_batch_schedulers() -> None:
+    assert commands_of("tests") == ["make demo", "make test", "make lint"]
+
+
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="the sdist does not have it")
+def test_each_target_of_the_makefile_with_tests_is_run_by_continuous_integration() -> None:
+    rules = re.findall(r"^(\w+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    targets = {f"make {name}" for name, recipe in rules if "-m pytest" in recipe}
+    assert len(targets) == 4
+    ours = set(re.findall(r"^(?:make \w+)", (ROOT / ".ci" / "run").read_text(), re.M))
+    assert targets <= ours | set(commands_of("weekly"))
 
 
 @each("form", sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda path: path.stem)
