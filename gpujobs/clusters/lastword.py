@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TypedDict
 
@@ -108,26 +109,27 @@ class LastWord:
     def state(self) -> FolderState:
         """Return the state that a reader of the folder would."""
         end = {"kind": self.kind, "exit_code": self.exit_code, "time": self.time}
-        lost = {(one["worker"], one["at"]): one["tasks"] for one in self.lost_tasks}
-        measured = {
-            name: Measured(**one) for name, one in self.transport.get("measured", {}).items()
-        }
+        rates = self.transport.get("measured", {})
+        measured = {name: Measured(**one) for name, one in rates.items()}
         return FolderState(
             jobs={job["number"]: _trace(job) for job in self.jobs},
-            dask=DaskWorkers(
-                address=self.address,
-                dashboard=self.dashboard,
-                connected=self.connected,
-                gone=self.gone,
-                over_memory=self.over_memory,
-                lost=lost,
-            ),
+            dask=self._dask(),
             head=self.head,
             ended=Ended.parse({**end, "reason": clean(self.reason), "job": self.job}),
             transport=Choice(**{**self.transport, "measured": measured}),  # type: ignore[arg-type]
             lost_nodes={
                 one["number"]: LostNode(one["reason"], one["exit_code"]) for one in self.lost_nodes
             },
+        )
+
+    def _dask(self) -> DaskWorkers:
+        return DaskWorkers(
+            address=self.address,
+            dashboard=self.dashboard,
+            connected=self.connected,
+            gone=self.gone,
+            over_memory=self.over_memory,
+            lost={(one["worker"], one["at"]): one["tasks"] for one in self.lost_tasks},
         )
 
     @property
@@ -139,12 +141,13 @@ class LastWord:
         return ""
 
 
-def last_word(state: FolderState, size: int, files: int) -> LastWord | None:
-    """Return the last word of a folder; None if it may say more, or has said too much to keep."""
+def last_word(state: FolderState) -> LastWord | None:
+    """Return the last word of a folder; None if it may say more, or has said too much to keep.
+
+    Its size is to be added.
+    """
     ended, dask = state.ended, state.dask
-    if ended is None or state.damaged or not state.started_jobs_have_left:
-        return None
-    if not all(map(math.isfinite, dask.gone.values())):  # of an earlier gpujobs
+    if ended is None or not _has_said_all(state):
         return None
     word = LastWord(
         kind=ended.kind.value,
@@ -159,19 +162,27 @@ def last_word(state: FolderState, size: int, files: int) -> LastWord | None:
         connected=dask.connected,
         gone=dask.gone,
         over_memory=dask.over_memory,
-        lost_tasks=tuple(
-            LostTasksOf(worker=worker, at=at, tasks=tasks)
-            for (worker, at), tasks in dask.lost.items()
-        ),
-        lost_nodes=tuple(
-            LastNode(number=number, reason=one.reason, exit_code=one.exit_code)
-            for number, one in state.lost_nodes.items()
-        ),
+        lost_tasks=tuple(_lost_tasks(dask)),
+        lost_nodes=tuple(_lost_nodes(state)),
         transport=LastTransport(**state.transport.json()),  # type: ignore[typeddict-item]
-        size=size,
-        files=files,
     )
     return word if len(json.dumps(asdict(word))) <= MOST_BYTES else None
+
+
+def _has_said_all(state: FolderState) -> bool:
+    if state.damaged or not state.started_jobs_have_left:
+        return False
+    return all(map(math.isfinite, state.dask.gone.values()))  # not so in old folders
+
+
+def _lost_tasks(dask: DaskWorkers) -> Iterator[LostTasksOf]:
+    for (worker, at), tasks in dask.lost.items():
+        yield LostTasksOf(worker=worker, at=at, tasks=tasks)
+
+
+def _lost_nodes(state: FolderState) -> Iterator[LastNode]:
+    for number, node in state.lost_nodes.items():
+        yield LastNode(number=number, reason=node.reason, exit_code=node.exit_code)
 
 
 def _last_job(number: int, job: JobTrace) -> LastJob:

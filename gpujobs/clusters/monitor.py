@@ -203,15 +203,18 @@ class ClusterMonitor:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
         reasons = {str(job.number): job.reason for job in report.jobs if job.reason}
         record, folder = report.record, report.folder
-        last = None
+        last = None if record.planned else last_word(folder)
+        if record.finished and last is None:
+            return
         with best_effort():
             # A job folder stays as it was rendered.
             if folder.ended is not None and folder.started_jobs_have_left and not record.planned:
                 folders.remove_packages(record.path)
-                last = last_word(folder, *used_space(record.path))
+        if last:
+            size, files = used_space(record.path)
+            last = replace(last, size=size, files=files)
         with best_effort():
-            if last or not record.finished:
-                self.ledger.finish(record, outcomes, reasons, last)
+            self.ledger.finish(record, outcomes, reasons, last)
 
     # -- query -------------------------------------------------------------------------------------
     def _query(self, states: dict[str, FolderState]) -> None:
