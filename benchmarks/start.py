@@ -110,6 +110,7 @@ def of_gpu(home: Path, environment: dict[str, str], fake: bool) -> Ways:
     }
     if not fake:  # a user who has run `doctor --run` has rates in a ledger
         doctor = [program(), "doctor", "--run", "--site", str(path)]
+        doctor += ["--set", "gpus=1", "--set", "workers.workers_per_gpu=2"]  # rates need two
         subprocess.run(doctor, env={**environment, "HOME": str(kept)}, stdout=sys.stderr)
         ways |= {
             "gpujobs, ucxx": lambda: of_gpujobs(home, environment, auto),

@@ -219,7 +219,7 @@ class Head(Job):
     def _launch_prepared(self, choice: HeadsChoice) -> ManagedProcess:
         """Let dask's processes prepare for ucxx while it is tried, as both take seconds.
 
-        The dask scheduler does not listen before: nobody learns of a protocol that is not used.
+        The dask scheduler does not listen before: no process learns of a protocol that is not used.
         """
         before = dict(self.environ)
         scheduler = self._launch(choice.likely, prepares=True)
