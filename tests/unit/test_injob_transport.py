@@ -16,8 +16,8 @@ from gpujobs.injob.options import SuperviseOptions
 from gpujobs.injob.transport import (
     ISOLATED_UCX,
     Choice,
+    HeadsChoice,
     Measured,
-    _tried_ucxx,
     choose,
     cluster_ucx_settings,
     ucx_settings,
@@ -152,7 +152,10 @@ def test_a_check_of_ucxx_that_fails_says_where_and_why(
     folder = Folder(str(tmp_path))
     folder.logs.mkdir()
     folder.archive.write_text(program)  # which answers instead of the package
-    options = SuperviseOptions(folder=str(tmp_path), job=0, started=time.time())
-    found = _tried_ucxx(options, os.environ, time.sleep)
+    options = SuperviseOptions(folder=str(tmp_path), job=0, started=time.time(), schemes=BOTH)
+    choice = HeadsChoice(options, os.environ)
+    assert choice.is_open and choice.likely.scheme == "ucxx"
+    found = choice.settle(time.sleep)
     expected = f"ucxx does not work on {node_name()}: {problem}" if problem else ""
-    assert found.problem == expected
+    assert found.measured["ucxx"].problem == expected
+    assert found.scheme == ("tls" if problem else "ucxx")
