@@ -86,7 +86,7 @@ def measure(output: Path, seconds: float, fake: bool) -> None:
     found = []
     with Client() as client:
         client.wait_for_workers(WORKERS, timeout=60)
-        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        workers = sorted(client.nthreads())
         mps = importlib.import_module("mps")  # this file: workers import it, and keep `products`
         client.gather([client.submit(mps.prepare, fake, workers=[w], pure=False) for w in workers])
         energy = energy_counter(fake)
