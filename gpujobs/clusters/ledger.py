@@ -367,6 +367,8 @@ class Ledger:
         self.folder = folder
         self._job_folders: dict[str, Path] = {}
         """Folders of the clusters whose records are in their job folders, by id."""
+        self._known: dict[str, tuple[str, ClusterRecord]] = {}
+        """Text and content of records, by id: an owner reads the same text every second."""
 
     def new_id(self, name: str) -> str:
         """Return an unused cluster id that starts with ``name``."""
@@ -396,7 +398,8 @@ class Ledger:
         if cluster_id not in self._job_folders and self._is_path(cluster_id):
             cluster_id = self._open(Path(cluster_id))
         try:
-            record = _load(self._path(cluster_id), cluster_id)
+            text, record = _load(self._path(cluster_id), cluster_id, self._known.get(cluster_id))
+            self._known[cluster_id] = text, record
             if cluster_id in self._job_folders:
                 record = _with_known_commands(record)
             return record.at(self._job_folders.get(cluster_id))
@@ -466,7 +469,7 @@ class Ledger:
         records = []
         for path in self._paths():
             try:
-                records.append(_load(path, path.stem))
+                records.append(_load(path, path.stem)[1])
             except FileNotFoundError:
                 continue  # its submission failed meanwhile
             except GpujobsError as error:  # a full disk, or another version; the others are valid
@@ -637,9 +640,15 @@ def _dump(record: ClusterRecord) -> str:
     return json.dumps(asdict(record), indent=1) + "\n"
 
 
-def _load(path: Path, cluster_id: str) -> ClusterRecord:
+def _load(
+    path: Path, cluster_id: str, known: Optional[tuple[str, ClusterRecord]] = None
+) -> tuple[str, ClusterRecord]:
+    """Return the text and the content of a record, which may be ``known``."""
     try:
-        record = parse(parse_json(read_file(path), dict[str, Any]))
+        text = read_file(path)
+        if known is not None and text == known[0]:
+            return known
+        record = parse(parse_json(text, dict[str, Any]))
         if record.id != cluster_id:
             raise DamagedError(f"it is that of {record.id}")
     except UnreadableError as error:
@@ -649,7 +658,7 @@ def _load(path: Path, cluster_id: str) -> ClusterRecord:
         hint = f"{jobs}; then remove the file"
         message = f"{path} is not a valid record of a cluster: {error}"
         raise GpujobsError(message, hint=hint) from None
-    return record
+    return text, record
 
 
 def _leading_number(job: str) -> str:

@@ -281,12 +281,11 @@ class PrivateSlurm:
         self._end_daemons()
 
     def _end_daemons(self) -> None:
-        for name in [n for n in self.daemons if n.startswith("slurmd-")] + [
-            "slurmctld",
-            "slurmdbd",
-            "mariadb",
-            "munged",
-        ]:
+        """End all daemons; those of Slurm at once, as slurmctld would wait for nodes that are gone."""
+        of_slurm = [name for name in self.daemons if name.startswith("slurm")]
+        for name in of_slurm:
+            self.daemons[name].terminate()
+        for name in (*of_slurm, "mariadb", "munged"):
             if name in self.daemons:
                 stop(self.daemons.pop(name))
 

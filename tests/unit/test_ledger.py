@@ -50,6 +50,21 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "svd-0001.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_record_is_parsed_again_whenever_its_text_has_changed(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(record())
+    first = ledger.get("svd-0001")
+    assert ledger.get("svd-0001") is first
+    path = tmp_path / "svd-0001.json"
+    before = path.stat()
+    path.write_text(path.read_text().replace('"here"', '"away"'))  # of equal size, and in place
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert ledger.get("svd-0001").site == "away"
+    path.write_text("{")
+    with pytest.raises(GpujobsError, match="is not a valid record"):
+        ledger.get("svd-0001")
+
+
 @each(
     ("changes", "elastic"),
     [
