@@ -1,7 +1,7 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 10
+WORKERS ?= 8
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slow variants seeds docs lint clean

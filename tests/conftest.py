@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     """Import a share of the test modules: pytest keeps what it compiles, and each process needs all of them.
 
-    In a fresh clone, each of ten processes would compile all modules by itself.
+    In a fresh clone, each process would compile all modules by itself.
     """
     gc.disable()  # until the collection has ended
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
