@@ -75,6 +75,7 @@ while not (folder / "ended").exists():
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 @pytest.mark.filterwarnings("default")
 @pytest.mark.no_code_of("sge")
 def test_a_cluster_without_clients_ends(cli: Cli, backend: Backend) -> None:
@@ -91,6 +92,7 @@ def test_a_cluster_without_clients_ends(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.waits
 @pytest.mark.parametrize("backend", ["slurm"], indirect=True)
 @pytest.mark.filterwarnings("default")
 def test_a_cluster_without_tasks_and_clients_ends(cli: Cli, backend: SlurmBackend) -> None:
