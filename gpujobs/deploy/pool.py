@@ -388,8 +388,7 @@ class JobPool:
 
         Only of groups whose jobs are replaced, by ones that can avoid these nodes.
         """
-        seen = self.report is not None and self.report.bad_nodes
-        if not seen or not can_avoid(self.plan):
+        if not can_avoid(self.plan):
             return []
         replaced = [group for group in self.groups.values() if not self.stopped(group)]
         with_gpus = [group for group in replaced if group.jobs.shape.gpus]
