@@ -34,7 +34,7 @@ def test_the_address_of_each_cluster_of_this_process_is_enough(home: Path) -> No
     with made() as one, made() as two:
         assert one.scheduler_address.startswith("tls://")
         assert workers_seen(one.scheduler_address) == workers_seen(two.scheduler_address) == 0
-        with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as another:
+        with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as another:
             assert workers_seen(another.scheduler_address) == 1
         with gpujobs.GPUJobQueueCluster.from_name(one.id) as attached:
             assert workers_seen(attached.scheduler_address) == 0
