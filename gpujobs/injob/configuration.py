@@ -91,15 +91,9 @@ def run_scheduler(options: DaskOptions) -> None:
     with collecting_no_garbage(), contextlib.suppress(ImportError):
         importlib.import_module("distributed")  # dask's command reports an error
     if prepares:  # it is not decided yet that this process is used
-        _initialise_ucx()
+        initialise_ucx()
         sys.stdin.read()
     runpy.run_module(module, run_name="__main__")
-
-
-def _initialise_ucx() -> None:
-    import asyncio
-
-    asyncio.run(initialise_ucx())
 
 
 @contextlib.contextmanager

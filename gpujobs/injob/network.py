@@ -162,13 +162,18 @@ def _call(library: str, function: str) -> None:
         getattr(ctypes.CDLL(library), function)(0)
 
 
-async def initialise_ucx() -> None:
+def initialise_ucx() -> None:
     """Initialise UCX in this process. With several GPUs, that takes seconds.
 
     Else distributed does it when it listens or connects. That also reports why it is not possible.
     """
-    with contextlib.suppress(Exception):
-        importlib.import_module("distributed_ucxx.ucxx").init_once()
+    import asyncio
+
+    async def initialise() -> None:  # it needs an event loop
+        with contextlib.suppress(Exception):
+            importlib.import_module("distributed_ucxx.ucxx").init_once()
+
+    asyncio.run(initialise())
 
 
 def interface_problem(wanted: str | None) -> str:

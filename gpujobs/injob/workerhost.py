@@ -221,9 +221,7 @@ def run_workers(options: WorkersOptions) -> None:
         let_dask_cuda_measure_slices(load=module == _CUDA_COMMAND)
     restrict_listeners()
     if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
-        import asyncio
-
-        asyncio.run(initialise_ucx())
+        initialise_ucx()
     sys.argv = [module, *arguments, *_own_options(module, forked, arguments)]
     try:
         runpy.run_module(module, run_name="__main__")
