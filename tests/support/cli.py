@@ -79,6 +79,16 @@ while True:
 """Runs commands in forks of one process, which has imported gpujobs: that is most of the CPU time of a command."""
 _NEEDS = "import gpujobs.cli, importlib.util as u; assert u.find_spec('distributed')"
 _turn = threading.Lock()
+QUIET_DASK = """
+distributed:
+  admin:
+    system-monitor: {interval: 10s}
+    tick: {interval: 1s, limit: 1m}
+  worker:
+    memory: {monitor-interval: 1s}
+    profile: {enabled: false}
+"""
+"""Configuration of dask: otherwise its processes wake up 60 times a second, which is most CPU time of a test of minutes."""
 _AT_START = ("PYTHON", "LC_", "LD_", "TZ")
 """Variables that only the start of a process reads begin so."""
 
@@ -86,6 +96,13 @@ _AT_START = ("PYTHON", "LC_", "LD_", "TZ")
 def text_of(value: Any) -> str:
     """Return a profile or site file: text as it is, a mapping as YAML (JSON is YAML)."""
     return value if isinstance(value, str) else json.dumps(value, indent=1)
+
+
+def write_quiet_dask(home: Path) -> None:
+    """Write a user's configuration of dask, which jobs and programs read."""
+    folder = home / ".config" / "dask"
+    folder.mkdir(parents=True)
+    (folder / "quiet.yaml").write_text(QUIET_DASK)
 
 
 def with_stub(site: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +148,9 @@ class Cli:
         own = {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         self.env = {**own, "USER": user or "root", "LOGNAME": user or "root", **env}
         self.work = home / "work"
-        for folder in (home, self.work):
+        if not (home / ".config").exists():
+            write_quiet_dask(home)
+        for folder in (home, home / ".config", home / ".config" / "dask", self.work):
             folder.mkdir(parents=True, exist_ok=True)
             if user and os.geteuid() == 0:
                 shutil.chown(folder, user)
