@@ -20,7 +20,7 @@ slow:  ## the tests marked slow, after `make test`
 	@tools/install $(PYTHON) $(VENV) test-examples
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations=20 -m "slow and not variant"
 
-variants:  ## the slow tests of combinations, also on fakes, whose parts `make slow` runs
+variants:  ## the slow tests on fake batch schedulers that Slurm or Grid Engine has, too
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m variant
 
 seeds:  ## 1,000 seeds of the churn, after `make test`

@@ -41,9 +41,6 @@ BACKENDS = ["slurm", "sge", *FAKES]
 slow_variant = functools.partial(pytest.param, marks=pytest.mark.slow)
 """A parameter for `make slow`: `make test` has another one, or few, of the same feature."""
 
-variant = functools.partial(pytest.param, marks=[pytest.mark.slow, pytest.mark.variant])
-"""A parameter for `make variants`: other parameters run each part of its code in `make slow`."""
-
 SITE = "site"
 """The batch scheduler of ``--site``, which then replaces the others."""
 
@@ -101,8 +98,7 @@ def pytest_collection_modifyitems(
 
     On another batch scheduler than the first, `make test` has only the tests whose mark
     ``conformance`` names it; `make slow` has those of Grid Engine and those that it names with ``slow``, and
-    `make variants` the rest of the fakes. It also has, on Grid Engine, the tests whose mark ``no_code_of`` names
-    it, and the slow parameters of a test without ``conformance``: the first batch scheduler runs these.
+    `make variants` the rest of the fakes.
     """
     at_site = bool(config.getoption("--site"))
     left_out = [item for item in items if (backend_of(item) == SITE) is not at_site]
@@ -117,25 +113,12 @@ def pytest_collection_modifyitems(
         conformance = item.get_closest_marker("conformance")
         if name != BACKENDS[0] and not (conformance and name in (SITE, *conformance.args)):
             item.add_marker(pytest.mark.slow)
-            if is_variant(item, name):
+            if name in FAKES and not (conformance and name in conformance.kwargs.get("slow", ())):
                 item.add_marker(pytest.mark.variant)
     yield  # to the option -m
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if processes > 1:
         items[:] = waiting_first(items, processes)
-
-
-def is_variant(item: pytest.Item, name: str) -> bool:
-    """Return whether `make variants` has a test of the batch scheduler ``name``, which is not the first one."""
-    conformance = item.get_closest_marker("conformance")
-    if name in FAKES:
-        return not (conformance and name in conformance.kwargs.get("slow", ()))
-    if conformance or item.get_closest_marker(name):  # the mark of tests that need it
-        return False
-    no_code = item.get_closest_marker("no_code_of")
-    callspec = getattr(item, "callspec", None)
-    slow_parameter = callspec and any(mark.name == "slow" for mark in callspec.marks)
-    return bool(slow_parameter or (no_code and name in no_code.args))
 
 
 def waiting_first(items: list[pytest.Item], processes: int) -> list[pytest.Item]:

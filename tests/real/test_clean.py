@@ -16,7 +16,6 @@ from .test_clusters import connected
 
 @pytest.mark.slurm
 @pytest.mark.stub
-@pytest.mark.no_code_of("sge")
 def test_clean_removes_only_the_cluster_that_has_ended(cli: Cli) -> None:
     running = cli.submit({"gpus": 1})
     ended = cli.submit({"gpus": 1, "run": ["true"]}, name="q.yaml")

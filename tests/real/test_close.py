@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import slow_variant, unavailable, variant
+from ..conftest import slow_variant, unavailable
 from ..support import mpi
 from ..support.owner import backend, site  # noqa: F401
 from ..support.processes import NO_TIMEOUT, run, until
@@ -83,9 +83,9 @@ SCALES = {
         slow_variant({"groups": {"gpu": {"gpus_per_job": 2}, "prep": PREP}}, 3),
         slow_variant({"adapt": True}, 1),
         slow_variant({"asynchronous": True}, 1),
-        variant({"asynchronous": True, "scheduler": "job"}, 1),
+        slow_variant({"asynchronous": True, "scheduler": "job"}, 1),
         slow_variant({"layout": "mpi", "n_workers": 4}, 4),
-        variant({"layout": "mpi", "n_workers": 4, "scheduler": "job"}, 4),
+        slow_variant({"layout": "mpi", "n_workers": 4, "scheduler": "job"}, 4),
         slow_variant({"gpus_per_job": 0}, 2),
     ],
     ids=["local", "job", "groups", "adapt", "asynchronous", "asynchronous-job", "mpi", "mpi-job", "GPULocalCluster"],

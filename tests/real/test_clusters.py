@@ -68,13 +68,11 @@ def state(cli: Cli, cluster: str) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root")
 @pytest.mark.parametrize("cli", ["root"], indirect=True)
 @pytest.mark.parametrize("backend", BACKENDS[:1], indirect=True)
-@pytest.mark.variant  # root has clusters in test_containers.py and test_terminal.py, and the same svd is below
 def test_the_svd_of_the_examples_runs_as_root(cli: Cli, backend: Backend) -> None:
     test_the_svd_of_the_examples_runs_on_eight_gpus(cli, backend)
 
 
 @pytest.mark.slow
-@pytest.mark.no_code_of("sge")
 def test_the_svd_of_the_examples_runs_on_eight_gpus(cli: Cli, backend: Backend) -> None:
     profile = cli.write("quickstart.yaml", (ROOT / "examples" / "quickstart.yaml").read_text())
     (cli.work / "examples").mkdir()
@@ -141,7 +139,6 @@ def test_workers_are_those_that_plan_promised(
 
 
 @pytest.mark.slow
-@pytest.mark.no_code_of("sge")
 def test_without_run_wait_returns_when_all_are_connected(cli: Cli, backend: Backend) -> None:
     site = str(cli.write("s.yaml", cli.site | {"defaults": {"walltime": "10m"}}))
     profile = cli.write("p.yaml", {"gpus": 2, "gpus_per_job": 1})
@@ -264,7 +261,6 @@ def test_the_exit_code_of_the_command_is_reported(cli: Cli, backend: Backend) ->
 
 
 @pytest.mark.stub
-@pytest.mark.no_code_of("sge")
 def test_ctrl_c_leaves_the_cluster_alone(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     waiting, cluster = cli.start_submit({"gpus": 1, "run": ["python", "sleep.py", "600"]})
@@ -347,7 +343,6 @@ def test_a_dead_dask_scheduler_ends_the_cluster(cli: Cli, backend: Backend) -> N
 
 @pytest.mark.slow
 @pytest.mark.stub(others=True)
-@pytest.mark.no_code_of("sge")
 def test_killed_nannies_end_the_cluster(cli: Cli, backend: Backend) -> None:
     cluster = cli.submit({"gpus": 2, "gpus_per_job": 1})
     connected(cli, cluster, 2)
@@ -496,7 +491,6 @@ def test_the_command_is_warned_before_the_walltime(cli: Cli, backend: Backend) -
 
 @pytest.mark.slow
 @pytest.mark.stub
-@pytest.mark.no_code_of("sge")
 def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
     setup = "source venv/bin/activate\nexport OMP_NUM_THREADS=1"
     environment = {"setup": setup, "python": cli.python}
@@ -515,7 +509,6 @@ def test_a_setup_that_fails_is_said_at_once(cli: Cli, backend: Backend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.stub
-@pytest.mark.no_code_of("sge")
 def test_a_program_that_waits_for_another_dask_scheduler_is_noted(
     cli: Cli, backend: Backend
 ) -> None:

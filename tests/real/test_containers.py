@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unavailable, variant
+from ..conftest import fresh_folder, make_cli, nothing_left, slow_variant, unavailable
 from ..support import images, mpi
 from ..support.backend import Backend, SlurmBackend
 from ..support.cli import ROOT, Cli, text_of, without_dashboard
@@ -243,7 +243,7 @@ def test_workers_on_grid_engine_run_in_the_image(cli: Cli, backend: Backend, ima
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["workers", variant("mpi")])
+@pytest.mark.parametrize("layout", ["workers", "mpi"])
 def test_the_example_runs_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, layout: str
 ) -> None:
@@ -259,7 +259,7 @@ def test_the_example_runs_in_the_image(
     backend.wait_empty(20, cluster)
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", variant("singularity"), "pyxis"])
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity", "pyxis"])
 @pytest.mark.slow
 def test_other_runtimes_run_the_cluster_in_the_image(
     cli: Cli, backend: SlurmBackend, image: Image, runtime: str
@@ -404,14 +404,9 @@ def reason_of(cli: Cli, cluster: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("layout", "fault"),
-    [
-        ("workers", "image"),
-        *(slow_variant("workers", name) for name in FAULTS if name != "image"),
-        slow_variant("mpi", "image"),
-        *(variant("mpi", name) for name in FAULTS if name != "image"),
-    ],
+    "fault", ["image", *map(slow_variant, [name for name in FAULTS if name != "image"])]
 )
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_container_that_cannot_start_ends_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, fault: str, layout: str
 ) -> None:
@@ -441,18 +436,10 @@ FAULTS_OF_FAKES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "runtime", "fault"),
-    [
-        *(("workers", "apptainer", fault) for fault in FAULTS_OF_FAKES),
-        ("workers", "pyxis", "image"),
-        ("workers", "pyxis", "dask"),
-        ("mpi", "apptainer", "image"),
-        ("mpi", "pyxis", "image"),
-        variant("mpi", "apptainer", "runtime"),
-        variant("mpi", "apptainer", "dask"),
-        variant("mpi", "pyxis", "dask"),
-    ],
+    ("runtime", "fault"),
+    [*(("apptainer", fault) for fault in FAULTS_OF_FAKES), ("pyxis", "image"), ("pyxis", "dask")],
 )
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_runtimes_that_cannot_start_end_the_cluster(
     cli: Cli, backend: SlurmBackend, image: Image, runtime: str, fault: str, layout: str
 ) -> None:

@@ -102,7 +102,6 @@ def test_annotated_tasks_land_where_they_must(cli: Cli, backend: Backend) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.no_code_of("sge")
 def test_each_step_of_the_example_runs_in_its_group(cli: Cli, backend: Backend) -> None:
     shutil.copytree(ROOT / "examples" / "groups", cli.work, dirs_exist_ok=True)
     words = ["--site", "here", "--wait", "--set", "groups.prep.workers.memory=1GiB"]
@@ -171,7 +170,6 @@ def test_a_group_that_waits_is_named_and_holds_no_other_up(cli: Cli, backend: Ba
     assert cli("cancel", cluster).returncode == 0
 
 
-@pytest.mark.no_code_of("sge")
 def test_a_broken_group_ends_the_cluster(cli: Cli, backend: Backend) -> None:
     cli.write("sleep.py", SLEEP)
     broken = groups(prep={"environment": {"python": "/nosuch/python"}})
@@ -183,7 +181,6 @@ def test_a_broken_group_ends_the_cluster(cli: Cli, backend: Backend) -> None:
 
 
 @pytest.mark.stub
-@pytest.mark.no_code_of("sge")
 def test_limits_count_all_groups(cli: Cli, backend: Backend) -> None:
     site = {**cli.site, "max_queued_jobs": 3}
     path, profile = str(cli.write("few.yaml", site)), str(cli.write("p.yaml", {"groups": GROUPS}))

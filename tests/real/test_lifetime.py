@@ -35,7 +35,6 @@ print("ended")
 @pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.filterwarnings("default")
-@pytest.mark.no_code_of("sge")
 def test_a_cluster_without_tasks_ends(cli: Cli, backend: Backend) -> None:
     """A task that waits for a worker keeps the cluster; a client that only looks on does not."""
     seconds = math.ceil(patience(6))
@@ -77,7 +76,6 @@ while not (folder / "ended").exists():
 @pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.filterwarnings("default")
-@pytest.mark.no_code_of("sge")
 def test_a_cluster_without_clients_ends(cli: Cli, backend: Backend) -> None:
     """A client without tasks keeps the cluster; a task without clients does not."""
     seconds = math.ceil(patience(10))
@@ -128,7 +126,6 @@ with gpujobs.connect(sys.argv[1]) as client:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.no_code_of("sge")
 def test_status_has_the_time_at_which_a_cluster_would_end(cli: Cli, backend: Backend) -> None:
     path = str(cli.write("p.yaml", {"gpus": 1, "idle_timeout": "30m"}))
     done = cli("submit", path)

@@ -20,7 +20,7 @@ from gpujobs.planning.plan import Machine, make_plan
 from gpujobs.planning.render import render
 from gpujobs.schedulers.base import get_scheduler
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable, variant
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of, without_dashboard
@@ -80,17 +80,9 @@ def test_folders_that_other_users_left_do_not_stop_the_launcher(
     assert not list(scratch.glob("gpujobs-*"))
 
 
+@pytest.mark.parametrize("worker_class", ["cuda", slow_variant("nanny")])
 @pytest.mark.parametrize(
-    ("launcher", "worker_class"),
-    [
-        ("mpirun", "cuda"),
-        slow_variant("mpirun", "nanny"),
-        slow_variant("srun", "cuda"),
-        slow_variant("mpiexec", "cuda"),
-        variant("srun", "nanny"),
-        variant("mpiexec", "nanny"),
-    ],
-    indirect=["launcher"],
+    "launcher", ["mpirun", slow_variant("srun"), slow_variant("mpiexec")], indirect=True
 )
 def test_every_gpu_has_one_worker(cli: Cli, backend: SlurmBackend, worker_class: str) -> None:
     profile = {**PROFILE, "run": ["python", "who.py"], "workers": {"worker_class": worker_class}}
@@ -258,30 +250,22 @@ def test_on_this_machine_there_may_be_more_ranks_than_cores(
 
 
 # -- the user's script in all ranks ----------------------------------------------------------------------------------
-SNIPPETS = {
-    "first-snippet": ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
-    "second-snippet": (
-        "gpujobs.mpi",
-        'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
-    ),
-    "dask-mpi-itself": ("dask_mpi", ""),
-}
-"""Module and keywords of `initialize`."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "snippet"),
+    ("module", "keywords"),
     [
-        *(("mpirun", name) for name in SNIPPETS),
-        ("srun", "first-snippet"),
-        variant("srun", "second-snippet"),
-        variant("srun", "dask-mpi-itself"),
+        ("gpujobs.mpi", 'worker_class="dask_cuda.CUDAWorker"'),
+        (
+            "gpujobs.mpi",
+            'worker_class="dask_cuda.CUDAWorker", worker_options={"rmm_managed_memory": True}',
+        ),
+        ("dask_mpi", ""),
     ],
-    indirect=["launcher"],
+    ids=["first-snippet", "second-snippet", "dask-mpi-itself"],
 )
-def test_a_script_runs_in_all_ranks(cli: Cli, backend: SlurmBackend, snippet: str) -> None:
-    module, keywords = SNIPPETS[snippet]
+def test_a_script_runs_in_all_ranks(
+    cli: Cli, backend: SlurmBackend, module: str, keywords: str
+) -> None:
     cli.write("all.py", SCRIPT.format(module=module, keywords=keywords, end="pass"))
     profile = {
         **PROFILE,
@@ -308,7 +292,6 @@ def test_a_script_runs_in_all_ranks(cli: Cli, backend: SlurmBackend, snippet: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", variant("srun")], indirect=True)
 def test_one_node_has_names_of_node_0(cli: Cli, backend: SlurmBackend) -> None:
     cluster = cli.submit({**PROFILE, "gpus": 2}, "--wait")
     names = [f"{cluster}-0-{gpu}" for gpu in range(2)]
@@ -344,21 +327,9 @@ DEATHS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 OFTEN = ("wrong-option",)
-OF_A_LAUNCHER = ("broken-dask-mpi", "command-fails")
-"""A rank that fails itself, and a launcher that is ended; a worker that fails ends the cluster in this way, too."""
 
 
-@pytest.mark.parametrize(
-    ("launcher", "case"),
-    [
-        *(("mpirun", case) if case in OFTEN else slow_variant("mpirun", case) for case in DEATHS),
-        *(
-            slow_variant("srun", case) if case in OF_A_LAUNCHER else variant("srun", case)
-            for case in DEATHS
-        ),
-    ],
-    indirect=["launcher"],
-)
+@pytest.mark.parametrize("case", [case if case in OFTEN else slow_variant(case) for case in DEATHS])
 def test_what_dies_ends_the_allocation(
     cli: Cli, backend: SlurmBackend, home: Path, launcher: str, case: str
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ..conftest import variant
 from ..support.backend import Backend, SlurmBackend
 from ..support.processes import patience, until
 from .test_python_everywhere import make  # noqa: F401
@@ -69,7 +68,7 @@ def times(backend: SlurmBackend, job: str) -> dict[str, float]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("backend", "walltime"),
-    [("slurm", 61), variant("sge", 120)],
+    [("slurm", 61), ("sge", 120)],
     indirect=["backend"],
     ids=["slurm", "sge"],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import make_cli, nothing_left, slow_variant, unavailable, variant
+from ..conftest import make_cli, nothing_left, slow_variant, unavailable
 from ..support import mpi
 from ..support.backend import SlurmBackend
 from ..support.cli import Cli, text_of
@@ -63,7 +63,7 @@ def looked(cli: Cli, profile: dict[str, Any]) -> tuple[str, dict[str, Any], dict
         ("workers", "cuda"),
         slow_variant("workers", "nanny"),
         slow_variant("mpi", "cuda"),
-        variant("mpi", "nanny"),
+        slow_variant("mpi", "nanny"),
     ],
 )
 def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_class: str) -> None:
@@ -86,7 +86,7 @@ def test_a_worker_has_two_gpus_and_sees_no_others(cli: Cli, layout: str, worker_
         ("workers", "nanny"),
         ("workers", "cuda"),
         ("mpi", "cuda"),
-        variant("mpi", "nanny"),
+        ("mpi", "nanny"),
     ],
 )
 @pytest.mark.slow
