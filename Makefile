@@ -16,6 +16,7 @@ test:  ## all tests but those marked slow
 	@tools/install-schedulers
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not slow"
 
+slow: WORKERS = 12
 slow:  ## the tests marked slow, after `make test`
 	@tools/install $(PYTHON) $(VENV) test-examples
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal --durations=20 -m "slow and not variant"
