@@ -238,6 +238,31 @@ def test_a_signal_near_the_walltime_is_its_warning(
 
 
 @pytest.mark.parametrize(
+    ("nodes", "kind", "reason"),
+    [
+        (1, "cancelled", "it received SIGTERM"),
+        (2, "failed", "Node failure on n2; it received SIGTERM"),
+    ],
+)
+def test_a_signal_to_an_allocation_of_several_nodes_may_mean_that_one_has_failed(
+    tmp_path: Path, nodes: int, kind: str, reason: str
+) -> None:
+    """The job of one node does not live to see that: no launcher is asked."""
+    head = Stopped(options(tmp_path, nodes=nodes))
+    launcher = ["bash", "-c", "echo 'srun: error: Node failure on n2'; exec sleep 600"]
+    process = ManagedProcess("the workers", launcher, tmp_path / "launcher.log", dict(os.environ))
+    head.worker_processes = [process]
+    try:
+        assert head.run() == 143
+    finally:
+        process.kill()
+        process.wait(5)
+    ended = json.loads((tmp_path / "ended").read_text())
+    assert ended["kind"] == kind
+    assert ended["reason"] == f"the head's job was stopped: {reason}"
+
+
+@pytest.mark.parametrize(
     ("code", "kind", "exit_code"),
     [("0", "done", 0), ("7", "cancelled", 143), ("", "cancelled", 143)],
 )
