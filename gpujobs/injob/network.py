@@ -319,19 +319,21 @@ class Handshakes:
         listener._prepare_stream, listener.stop = self.prepare, self.stop
 
     async def prepare(self, stream: Any, address: str) -> Any:
-        """Return the stream after its handshake; None if that has failed."""
-        if self._stopped:  # since it was accepted
+        """Return the stream after its handshake; None if there is none, or no listener any more."""
+        prepared = None
+        if not self._stopped:  # since the connection was accepted
+            self._streams.add(stream)
+            try:
+                prepared = await self._prepare(stream, address)
+            except ValueError:
+                if not self._stopped:
+                    raise
+            finally:
+                self._streams.discard(stream)
+        if self._stopped:
             stream.close()
             return None
-        self._streams.add(stream)
-        try:
-            return await self._prepare(stream, address)
-        except ValueError:
-            if self._stopped:
-                return None
-            raise
-        finally:
-            self._streams.discard(stream)
+        return prepared
 
     def stop(self) -> None:
         """Stop the listener, and close the connections."""
