@@ -296,6 +296,20 @@ def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
+def test_the_first_start_that_fails_is_repeated_without_a_pause(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        while not slurm.running:
+            await asyncio.sleep(1)
+        slurm.end(slurm.running[0], "FAILED", 1)
+        while not cluster.pool.jobs.past:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(5)  # less than the next look
+        assert len(slurm.jobs) == 2
+
+    run(tmp_path, story, interval=20.0)
+
+
 def test_a_job_that_slurm_holds_after_a_failed_launch_is_replaced(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(3)
