@@ -758,6 +758,21 @@ def test_a_wait_that_times_out_has_the_reason_of_the_last_failure(
     run(tmp_path, story)
 
 
+def test_a_group_that_adapts_and_gets_no_more_jobs_changes_its_target_no_more(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.broken, slurm.demand = [""], lambda group: 8
+        cluster.adapt(minimum=0, maximum=8)
+        await asyncio.sleep(1800)
+        assert cluster.pool.errors
+        before = cluster.ledger.targets(cluster.pool.record).changes
+        await asyncio.sleep(60)
+        assert cluster.ledger.targets(cluster.pool.record).changes == before
+
+    run(tmp_path, story)
+
+
 def test_a_line_of_setup_that_failed_is_said_once(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)

@@ -31,6 +31,7 @@ from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, SCALE, Job, JobExit
 from gpujobs.injob.log import Walltime
 from gpujobs.injob.names import RUN_NAME, RUN_OF_JOB
+from gpujobs.injob.network import node_name
 from gpujobs.injob.options import (
     RankOptions,
     RetireOptions,
@@ -239,6 +240,14 @@ def test_a_signal_near_the_walltime_is_its_warning(
     assert ended["kind"] == kind
     assert ended["reason"] == f"the head's job was stopped: {reason}"
     assert facts_of(tmp_path, 0).reason == ended["reason"]
+
+
+def test_the_log_of_a_job_begins_with_its_number_its_node_and_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Stopped(options(tmp_path)).run()
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.endswith(f" gpujobs: job 0 on {node_name()}: the head")
 
 
 @pytest.mark.parametrize(
