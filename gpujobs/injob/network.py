@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
@@ -302,6 +302,52 @@ def _replace_start(
             return listener
 
     backends[protocol] = Backend()
+
+
+# -- the end of a listener of tls ------------------------------------------------------------------
+class Handshakes:
+    """The connections to a listener whose TLS handshakes are under way: they end with it.
+
+    Dask leaves them open. If the other end is gone later, as a process of a job that is cancelled,
+    dask wants to log the address of a listener that has none any more, and that error is printed.
+    """
+
+    def __init__(self, listener: Any) -> None:
+        self._prepare, self._stop = listener._prepare_stream, listener.stop
+        self._streams: set[Any] = set()
+        self._stopped = False
+        listener._prepare_stream, listener.stop = self.prepare, self.stop
+
+    async def prepare(self, stream: Any, address: str) -> Any:
+        """Return the stream after its handshake; None if there is none, or no listener any more."""
+        prepared = None
+        if not self._stopped:  # since the connection was accepted
+            self._streams.add(stream)
+            try:
+                prepared = await self._prepare(stream, address)
+            except ValueError:
+                if not self._stopped:
+                    raise
+            finally:
+                self._streams.discard(stream)
+        if self._stopped:
+            stream.close()
+            return None
+        return prepared
+
+    def stop(self) -> None:
+        """Stop the listener, and close the connections."""
+        self._stop()
+        self._stopped = True
+        for stream in self._streams:
+            stream.close()
+
+
+def end_handshakes_with(listeners: Iterable[Any]) -> None:
+    """Let unfinished handshakes end with their listeners; ucxx and ws have none that dask sees."""
+    for listener in listeners:
+        if hasattr(listener, "_prepare_stream"):
+            Handshakes(listener)
 
 
 # -- listeners on the loopback interface only, also those of ucxx and ws ---------------------------

@@ -25,6 +25,7 @@ from .gpus import bind, choose_cpus, let_dask_cuda_measure_slices, worker_gpu
 from .log import log
 from .memory import paused_message
 from .names import RUN_OF_JOB
+from .network import end_handshakes_with
 
 
 # -- blocking calls of dask's processes, which must not stop their event loop ----------------------
@@ -190,6 +191,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
             opened["dashboard"] = dashboard
         self._add(opened)
         self._scheduler.add_plugin(self, name=_NAME)
+        end_handshakes_with(self._scheduler.listeners)
         install_drain(self._scheduler, self._add, in_owner=self._in_owner)
         if self._end_after:
             watch = IdleWatch(self._end_after)

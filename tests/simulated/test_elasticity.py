@@ -15,6 +15,7 @@ import pytest
 from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import RECOVERY_AGE, ClusterMonitor, recover_submission
 from gpujobs.clusters.progress import LibraryProgress
+from gpujobs.clusters.report import JobPhase
 from gpujobs.deploy.elastic import check_bounds, check_options
 from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
@@ -295,6 +296,20 @@ def test_a_removed_job_that_is_requeued_is_cancelled_again(tmp_path: Path) -> No
     run(tmp_path, story)
 
 
+def test_the_first_start_that_fails_is_repeated_without_a_pause(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        while not slurm.running:
+            await asyncio.sleep(1)
+        slurm.end(slurm.running[0], "FAILED", 1)
+        while not cluster.pool.jobs.past:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(5)  # less than the next look
+        assert len(slurm.jobs) == 2
+
+    run(tmp_path, story, interval=20.0)
+
+
 def test_a_job_that_slurm_holds_after_a_failed_launch_is_replaced(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(3)
@@ -453,6 +468,50 @@ def test_scale_of_a_cluster_that_has_ended_fails_while_its_jobs_are_still_there(
         assert len(cluster.counting()) == 2
         with pytest.raises(JobFailedError, match="has ended: a client shut it down"):
             await cluster.scale_to(2)
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [(EndKind.IDLE, True), (EndKind.SHUTDOWN, True), (EndKind.WALLTIME, False)],
+)
+def test_an_end_that_was_asked_for_is_shown_and_another_one_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: EndKind, shown: bool
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        Folder(cluster.pool.record.path).end(Ended(kind, 0, "this is why", 0))
+        await asyncio.sleep(60)
+        said = [line for line in cluster.dask.messages if "this is why" in line]
+        errors = [r.getMessage() for r in caplog.records if "this is why" in r.getMessage()]
+        assert (len(said), len(errors)) == (int(shown), int(not shown)), (said, errors)
+
+    run(tmp_path, story)
+
+
+def test_the_jobs_of_a_closed_cluster_have_ended_by_its_close(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(2)
+        await asyncio.sleep(60)
+        await cluster.pool.end_jobs()
+        found = [(job.phase, job.reason) for job in cluster.pool.latest(())]
+        assert found == [(JobPhase.ENDED, "the cluster was closed")] * 2
+        assert not slurm.running
+
+    run(tmp_path, story)
+
+
+def test_a_job_whose_successor_has_come_does_not_count_as_wanted(tmp_path: Path) -> None:
+    """A group that adapts keeps its idle jobs, but not one that leaves before its walltime."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.demand = lambda group: 2
+        cluster.adapt(minimum=2, maximum=8, hold="2h")
+        await asyncio.sleep(3500)
+        assert len(slurm.alive) == 2  # of two workers, and one of them leaves
+        assert cluster.ledger.get(cluster.id).group("").workers == 2
 
     run(tmp_path, story)
 
@@ -695,6 +754,21 @@ def test_a_wait_that_times_out_has_the_reason_of_the_last_failure(
         (error,) = cluster.pool.errors
         (logged,) = [r.getMessage() for r in caplog.records if "in a row" in r.getMessage()]
         assert logged in " ".join(str(error).split()) and "\n" not in logged
+
+    run(tmp_path, story)
+
+
+def test_a_group_that_adapts_and_gets_no_more_jobs_changes_its_target_no_more(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.broken, slurm.demand = [""], lambda group: 8
+        cluster.adapt(minimum=0, maximum=8)
+        await asyncio.sleep(1800)
+        assert cluster.pool.errors
+        before = cluster.ledger.targets(cluster.pool.record).changes
+        await asyncio.sleep(60)
+        assert cluster.ledger.targets(cluster.pool.record).changes == before
 
     run(tmp_path, story)
 

@@ -18,6 +18,7 @@ from gpujobs.injob.rank import report_lost, start_launcher
 from gpujobs.injob.workers import Workers, claim_node
 from gpujobs.planning.render import render
 
+from ..support.processes import patience
 from .support import error_of, made_plan
 
 SITE = """\
@@ -170,7 +171,7 @@ def test_a_launcher_that_names_the_node_starts_once_for_each(folder: Folder) -> 
         "the launcher (rsh1) of n1",
         "the launcher (rsh1) of n2",
     ]
-    assert all(process.wait(10) and process.exit_code == 0 for process in started)
+    assert all(process.wait(patience(10)) and process.exit_code == 0 for process in started)
     log = (folder.logs / "job-0.log").read_text()
     assert log.count('it\'s {node} "x"\n') == 2
     assert f"n1|sh|{script}|" in log and f"n2|sh|{script}|" in log
@@ -206,7 +207,7 @@ def test_a_launcher_does_not_get_the_request_of_its_job(folder: Folder) -> None:
     environ = {"PATH": os.defpath, "SLURM_GPUS_PER_NODE": "4", "SLURM_NTASKS_PER_GPU": "1"}
     environ |= {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "4", "SLURM_NTASKS": "2"}
     (started,) = start_launcher(options(folder, "env"), environ)
-    assert started.wait(10)
+    assert started.wait(patience(10))
     names = {line.partition("=")[0] for line in (folder.logs / "job-0.log").read_text().split()}
     assert {"SLURM_JOB_ID", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"} <= names
     assert not names & {*JOB_REQUEST}

@@ -32,6 +32,14 @@ def test_a_time_of_two_parts_is_refused_as_ambiguous(home: Path) -> None:
     assert "svd.yaml:2:11" in message and "minutes or hours?" in message
 
 
+@each(
+    ("text", "size"),
+    [("512B", 2**9), ("1.5KiB", 1536), ("3MB", 3 * 2**20), ("2G", 2**31), ("0.5TiB", 2**39), ("2PiB", 2**51)],
+)  # fmt: skip
+def test_each_unit_of_a_size_is_1024_of_the_one_before(text: str, size: int) -> None:
+    assert fields.size(text) == size
+
+
 def test_the_caret_is_below_the_value(home: Path) -> None:
     place, line, caret = error_of(home, "gpus: 1\nwalltime: 30:00\n").splitlines()[:3]
     assert place.startswith(f"{home}/svd.yaml:2:11: ")

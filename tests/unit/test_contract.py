@@ -96,6 +96,18 @@ def test_connections_of_workers_are_known_by_their_operation() -> None:
     assert '"register-worker": self.add_worker' in source(Scheduler.__init__)
 
 
+def test_a_listener_prepares_its_connections_by_a_method_of_its_own() -> None:
+    """`Handshakes` of `injob/network.py` replaces it, and `stop`."""
+    from distributed.comm.tcp import BaseTCPListener
+    from distributed.core import Server
+
+    text = source(BaseTCPListener._handle_stream)
+    assert "stream = await self._prepare_stream(stream, address)" in text
+    assert "if stream is None:" in text
+    assert "for listener in self.listeners:" in source(Server)
+    assert "listener.stop()" in source(Server)
+
+
 def test_a_process_interface_says_that_it_runs() -> None:
     assert "assert self.status == Status.running" in source(ProcessInterface.__await__)
     assert {"start", "close"} <= vars(ProcessInterface).keys()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from gpujobs.injob.children import HostMeter
 
+from ..support.processes import until
 from .test_events import opened_by
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -124,6 +126,19 @@ def test_the_number_of_a_session_that_has_ended_is_looked_at_again(host: Host) -
     assert meter.measure()[0] == 0
     host.add(8000, session=8000, job=0, seconds=3)
     assert meter.measure()[0] == 3
+
+
+def test_memory_is_measured_for_a_small_part_of_the_time(host: Host) -> None:
+    """The CPU time of one look at it is 3 thousandths of the time until the next one."""
+    meter = host.meter(0)
+    started, before = time.process_time(), time.monotonic()
+    memory = meter.measure()[1]
+    cost = time.process_time() - started
+    for path in host.proc.glob("*/status"):
+        path.write_text("VmRSS:\t 4096 kB\n")
+    while time.monotonic() < before + 10 * cost:
+        assert meter.measure()[1] == memory
+    until(lambda: meter.measure()[1] > memory, 60)
 
 
 def test_memory_is_that_of_all_processes_without_mapped_files(host: Host) -> None:

@@ -159,3 +159,5 @@ def test_a_check_of_ucxx_that_fails_says_where_and_why(
     expected = f"ucxx does not work on {node_name()}: {problem}" if problem else ""
     assert found.measured["ucxx"].problem == expected
     assert found.scheme == ("tls" if problem else "ucxx")
+    # The head has no GPU: each job with workers chooses the settings of UCX, which tls has none of.
+    assert found.environ == ({} if problem else None)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -82,10 +81,9 @@ def test_a_user_without_a_name_has_the_number() -> None:
 
 
 def test_a_background_process_that_holds_the_pipe_delays_nothing() -> None:
-    began = time.monotonic()
-    result = process.run(["bash", "-c", "sleep 30 & echo $!; echo why >&2; cat"], stdin="x" * 2**18)
-    os.kill(int(result.stdout.split("\n")[0]), signal.SIGKILL)
-    assert time.monotonic() - began < 5
+    program = "sleep 600 & echo $!; echo why >&2; cat"
+    result = process.run(["bash", "-c", program], stdin="x" * 2**18)
+    os.kill(int(result.stdout.split("\n")[0]), signal.SIGKILL)  # which it has outlived
     assert (result.exit_code, result.stderr, len(result.stdout.split("\n")[1])) == (
         0,
         "why\n",

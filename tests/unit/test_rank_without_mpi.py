@@ -13,6 +13,7 @@ from gpujobs.injob.children import ManagedProcess
 from gpujobs.injob.job import JobExit
 from gpujobs.injob.names import ARCHIVE
 
+from ..support.processes import patience
 from .test_injob import Head, options
 
 
@@ -38,7 +39,7 @@ def test_a_missing_mpi_library_is_one_reason_for_all_ranks(tmp_path: Path) -> No
     assert json.loads((tmp_path / "rank-error").read_text()) == {"exit_code": 70, "reason": line}
     head = Head(options(tmp_path, run_on="ranks", ranks=2))
     launcher = ManagedProcess("run:", ["sh", "-c", "exit 1"], tmp_path / "log", dict(os.environ))
-    launcher.wait(10)
+    launcher.wait(patience(10))
     found = head.worker_failure(launcher)
     assert isinstance(found, JobExit) and found.reason == line
     assert head.dask().over_memory == {}

@@ -32,6 +32,7 @@ from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler
 from ..support.each import each
 from ..support.events import write_events
 from ..support.folderstate import folder_state, job_trace
+from ..support.processes import patience
 from .support import SLURM, error_of, made_plan
 
 RUN = "gpus: 2\ngpus_per_job: 1\nrun: python x.py\nnetwork: {protocol: tcp}\n"
@@ -144,7 +145,7 @@ def test_a_command_that_ends_near_the_walltime_may_begin_the_next_attempt(
     with pytest.raises(JobExit) as caught:
         head._stop_command(process, "the walltime is nearly over")
     process.kill()
-    assert process.wait(20)
+    assert process.wait(patience(20))
     head._exit(caught.value)
     if found == "over":
         assert (tmp_path / f"over-{attempt}").exists() and not (tmp_path / "ended").exists()
@@ -162,7 +163,7 @@ def test_a_command_that_ends_by_itself_begins_the_next_attempt_only_with_its_exi
     argv = [sys.executable, "-c", f"raise SystemExit({code})"]
     process = ManagedProcess("run:", argv, tmp_path / "log", dict(os.environ))
     scheduler = ManagedProcess("it", ["true"], tmp_path / "log", dict(os.environ))
-    assert process.wait(20) and scheduler.wait(20)
+    assert process.wait(patience(20)) and scheduler.wait(patience(20))
     with pytest.raises(JobExit) as caught:
         head._command_ended(process, scheduler)
     head._exit(caught.value)

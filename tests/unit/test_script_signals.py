@@ -18,6 +18,7 @@ from gpujobs.injob.job import Job, JobExit
 from gpujobs.planning.render import render
 
 from ..support.jobevents import facts_of
+from ..support.processes import patience
 from .support import plan
 from .test_injob import options
 from .test_quoting import local_profile
@@ -93,7 +94,7 @@ def test_a_job_that_is_stopped_at_any_moment_ends_only_itself(
         )
         time.sleep(moments.uniform(0, latest))
         (os.killpg if whole_job else os.kill)(job.pid, signal.SIGTERM)
-        code = job.wait(30)
+        code = job.wait(patience(30))
         log = "".join(path.read_text() for path in folder.glob("logs/*"))
         facts = facts_of(folder, 0)
         assert not (folder / "ended").exists() and not facts.reason, log

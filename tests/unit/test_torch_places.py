@@ -24,7 +24,7 @@ def test_all_workers_are_found_while_the_client_refreshes_its_information() -> N
     with (
         dask.config.set({"distributed.client.scheduler-info-interval": "1ms"}),
         Client(
-            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None
+            processes=False, n_workers=2, threads_per_worker=1, dashboard_address=":0"
         ) as client,
     ):
         assert [len(ranks._workers(client)[0]) for _ in range(100)] == [2] * 100
