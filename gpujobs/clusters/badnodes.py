@@ -87,7 +87,10 @@ def _blames_node(report: ClusterReport, job: JobReport, now: float) -> bool | No
         return None
     if job.in_vain and _HARDWARE.search(job.reason):
         return True
-    if folder.ended is not None or job.state in (JobState.CANCELLED, JobState.PREEMPTED):
+    owner_gone = report.finished and report.record.replaces == "owner"  # its jobs end with it
+    if folder.ended is not None or owner_gone:
+        return None
+    if job.state in (JobState.CANCELLED, JobState.PREEMPTED):
         return None
     if job.in_vain and job.has_run:
         others = (one for one in report.jobs if one.group == job.group and one.node != job.node)

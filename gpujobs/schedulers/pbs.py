@@ -42,6 +42,13 @@ _DELETED, _FINISHED = "91", "92"
 _ARRAY_BEGAN = "Job Array Began at"
 """A comment of arrays that does not say why the others of its jobs are pending."""
 
+_MEMBERS_OF_DELETED = {
+    "Subjob finished": (JobState.COMPLETED, 0),
+    "Subjob failed": (JobState.FAILED, None),
+    "Subjob terminated": (JobState.CANCELLED, None),
+}
+"""Comments of members that ended before their array was deleted: the rest is that of the array."""
+
 _LAUNCH_FAILED = "job held, too many failed attempts to run"
 """The comment of a job that is held because it could not be started, 20 times."""
 
@@ -136,6 +143,9 @@ def _status(job: Attributes) -> JobStatus:
     names = ("job_state", "comment", "Hold_Types", "exec_host")
     native, comment, holds, hosts = (job.get(name, "") for name in names)
     code, nodes = shell_exit_code(integer(job.get("Exit_status", ""))), node_names(hosts)
+    if native in _ENDED and comment in _MEMBERS_OF_DELETED:
+        state, code = _MEMBERS_OF_DELETED[comment]
+        return JobStatus(state, native, "", code, nodes)
     if native in _ENDED:
         state, reason = _end(job, native, comment)
         return JobStatus(state, native, reason, code, nodes)

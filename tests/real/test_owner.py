@@ -593,12 +593,19 @@ def test_a_killed_owner_is_the_reason_at_once(
         assert found["state"] == "FAILED"
         (found,) = status(name)  # as it is remembered
         assert found["state"] == "FAILED" and found["reason"]
+        assert not printed("nodes")[
+            "nodes"
+        ]  # two jobs failed there within two minutes: with their owner
+
+
+def printed(*words: str) -> Any:
+    """Return what a command of gpujobs prints as JSON."""
+    argv = [sys.executable, "-m", "gpujobs", *words, "--json"]
+    return json.loads(subprocess.run(argv, capture_output=True, text=True, check=False).stdout)
 
 
 def status(name: str) -> list[dict[str, Any]]:
-    argv = [sys.executable, "-m", "gpujobs", "status", name, "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    clusters: list[dict[str, Any]] = json.loads(done.stdout)["clusters"]
+    clusters: list[dict[str, Any]] = printed("status", name)["clusters"]
     return clusters
 
 

@@ -47,8 +47,12 @@ def failed_job(
     says: JobState | None = None,
     began: float | None = START,
     ended: Ended | None = None,
+    owner: str = "",
 ) -> ClusterReport:
-    """Return a cluster whose job 1 has ended on node2 a minute after its start; ``says``: as the batch scheduler says."""
+    """Return a cluster whose job 1 has ended on node2 a minute after its start; ``says``: as the batch scheduler says.
+
+    ``owner``: of a Python process, which "lives" or is "gone".
+    """
     folder = folder_state(
         gone=dict.fromkeys(WORKERS[:seen], START + 60),
         ended=ended,
@@ -59,7 +63,14 @@ def failed_job(
     answers = {JobId("7", 0): JobStatus(JobState.RUNNING, node="node1")}
     if says:
         answers[JobId("7", 1)] = JobStatus(says, node="node2", exit_code=exit_code)
-    return judge(RECORD, folder, answers, now=START + 60)
+    return judge(
+        replace(RECORD, owner="client") if owner else RECORD,
+        folder,
+        answers,
+        now=START + 60,
+        owner_lives=owner == "lives",
+        gone_owner="process 7 on node0" if owner == "gone" else "",
+    )
 
 
 @each(
@@ -87,6 +98,10 @@ def failed_job(
         (failed_job("killed", seen=4, began=START - 600), None),
         (failed_job("killed", seen=4, ended=Ended(EndKind.FAILED, 1, "x", 1, START + 50)), None),
         (failed_job("x", seen=4, exit_code=0), None),
+        (failed_job("killed", seen=4, owner="lives"), False),
+        (failed_job("the dask scheduler is gone", seen=4, owner="gone"), None),
+        (failed_job("cannot reach the dask scheduler", seen=2, owner="gone"), None),
+        (failed_job(LOST_GPU, owner="gone"), True),
     ],
 )
 def test_a_node_is_to_blame_for_failures_of_its_gpus_only(

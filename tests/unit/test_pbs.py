@@ -241,6 +241,18 @@ def test_members_that_have_not_started_are_not_listed() -> None:
     assert members_of(begun, m1={"job_state": "X"})[1] == "CANCELLED"  # deleted, without having run
 
 
+def test_members_that_ended_before_their_array_was_deleted_have_a_record_of_the_array() -> None:
+    """As OpenPBS of 2026 lists them: only the comment is theirs."""
+    array = {"job_state": "F", "substate": 91, "Exit_status": 1}
+    words = ("finished", "failed", "terminated")
+    listed = {f"m{n}": {**array, "comment": f"Subjob {word}"} for n, word in enumerate(words)}
+    killed = {**array, "Exit_status": 143, "comment": "Job run at … and terminated by ada@node1"}
+    found = members_of(
+        {**array, "comment": "Job Array Began at … and terminated"}, **listed, m3=killed
+    )
+    assert found == {0: "COMPLETED", 1: "FAILED", 2: "CANCELLED", 3: "CANCELLED"}
+
+
 def test_begin_of_an_array_is_no_reason_why_its_members_wait() -> None:
     comment = "Job Array Began at Fri Nov 20 at 10:29"
     begun = {"job_state": "B", "array_indices_remaining": "2-3", "comment": comment}
