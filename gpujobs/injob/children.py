@@ -126,7 +126,11 @@ def _isolate(ignored: Iterable[signal.Signals]) -> None:
         signal.signal(number, signal.SIG_DFL)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    # Linux: end with the supervisor, even if that is killed.
+    end_with_parent()  # the supervisor, even if that is killed
+
+
+def end_with_parent() -> None:
+    """Let this process be killed when its parent has ended; on Linux only."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -256,7 +260,7 @@ def _leave_signals_to_keeper() -> None:
     """Runs in the new process: signals to its group must not end it before its users."""
     for number in (STOP_DASK, *_OF_BATCH_SCHEDULER, *_WARNINGS):
         signal.signal(number, signal.SIG_IGN)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 def run_command(argv: list[str], timeout: float, folder: Path | None = None, text: str = "") -> str:
