@@ -338,7 +338,9 @@ class HostMeter:
         job: int,
         proc: Path = Path("/proc"),
         session_of: Callable[[int], int] = os.getsid,
+        supervisor: int | None = None,
     ) -> None:
+        """``supervisor``: its process; by default the parent of this one."""
         self._marks = {f"GPUJOBS_FOLDER={folder}".encode(), f"GPUJOBS_JOB={job}".encode()}
         self._proc = proc
         self._session_of = session_of
@@ -347,7 +349,9 @@ class HostMeter:
         """Whether a process belongs to the job, by its id."""
         self._sessions: dict[int, bool] = {}
         """The same of all processes of a session. One in which jobs were started is not here."""
-        if self._session in self._ancestors():  # the batch script, or the process of a launcher
+        supervisor = supervisor or os.getppid()
+        # It began with the batch script, or the process of a launcher.
+        if self._session in (supervisor, self._parent_of(supervisor)):
             self._sessions[self._session] = True
         self._memory, self._due = 0, 0.0
         self._before = sum(self._cpu_seconds(pid) for pid in self._members())
@@ -391,11 +395,9 @@ class HostMeter:
             return self._session_of(pid)
         return 0
 
-    def _ancestors(self) -> tuple[int, int]:
-        """Return the parent of this process, and the parent of that."""
-        parent = os.getppid()
-        fields = self._read(str(parent), "stat").rpartition(b")")[2].split()
-        return parent, int(fields[1]) if fields[1:] else 0
+    def _parent_of(self, pid: int) -> int:
+        fields = self._read(str(pid), "stat").rpartition(b")")[2].split()
+        return int(fields[1]) if fields[1:] else 0
 
     def _cpu_seconds(self, pid: str) -> float:
         fields = self._read(pid, "stat").rpartition(b")")[2].split()

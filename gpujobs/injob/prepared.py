@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 import threading
@@ -50,9 +51,7 @@ class _Waiting:
     def _initialise(self) -> None:
         initialise_driver()
         if self._cuda:  # with the settings that dask-cuda gives its workers
-            from dask_cuda.initialize import initialize
-
-            initialize(create_cuda_context=False)
+            importlib.import_module("dask_cuda.initialize").initialize(create_cuda_context=False)
         initialise_ucx()
 
 
