@@ -142,8 +142,12 @@ class PreparedProcesses:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return by which variables UCX and CUDA are initialised in a fork with ``environ``."""
-    return {k: v for k, v in {**os.environ, **environ}.items() if k.startswith(_SETTINGS)}
+    """Return what UCX and CUDA read in a worker with ``environ`` and not in this process.
+
+    `import ucxx` sets variables, too, as it does in the process that waits.
+    """
+    own = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+    return {name: value for name, value in own.items() if name.startswith(_SETTINGS)}
 
 
 def worker_environ(process: BaseProcess) -> Mapping[str, str]:

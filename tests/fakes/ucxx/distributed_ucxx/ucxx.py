@@ -12,5 +12,6 @@ def init_once():
     if initialised is not None:
         return
     initialised = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["UCX_MEMTYPE_CACHE"] = "n"  # as ucxx 0.52 when it is imported
     if "try-ucxx" not in sys.argv:  # whose last line of output is why it failed
         print(f"stand-in for ucxx: UCX is initialised in process {os.getpid()}", flush=True)
