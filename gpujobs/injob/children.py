@@ -126,7 +126,11 @@ def _isolate(ignored: Iterable[signal.Signals]) -> None:
         signal.signal(number, signal.SIG_DFL)
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-    # Linux: end with the supervisor, even if that is killed.
+    end_with_parent()  # the supervisor, even if that is killed
+
+
+def end_with_parent() -> None:
+    """Let this process be killed when its parent has ended; on Linux only."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -256,7 +260,7 @@ def _leave_signals_to_keeper() -> None:
     """Runs in the new process: signals to its group must not end it before its users."""
     for number in (STOP_DASK, *_OF_BATCH_SCHEDULER, *_WARNINGS):
         signal.signal(number, signal.SIG_IGN)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 def run_command(argv: list[str], timeout: float, folder: Path | None = None, text: str = "") -> str:
@@ -334,7 +338,9 @@ class HostMeter:
         job: int,
         proc: Path = Path("/proc"),
         session_of: Callable[[int], int] = os.getsid,
+        supervisor: int | None = None,
     ) -> None:
+        """``supervisor``: its process; by default the parent of this one."""
         self._marks = {f"GPUJOBS_FOLDER={folder}".encode(), f"GPUJOBS_JOB={job}".encode()}
         self._proc = proc
         self._session_of = session_of
@@ -343,7 +349,9 @@ class HostMeter:
         """Whether a process belongs to the job, by its id."""
         self._sessions: dict[int, bool] = {}
         """The same of all processes of a session. One in which jobs were started is not here."""
-        if self._session in self._ancestors():  # the batch script, or the process of a launcher
+        supervisor = supervisor or os.getppid()
+        # It began with the batch script, or the process of a launcher.
+        if self._session in (supervisor, self._parent_of(supervisor)):
             self._sessions[self._session] = True
         self._memory, self._due = 0, 0.0
         self._before = sum(self._cpu_seconds(pid) for pid in self._members())
@@ -387,11 +395,9 @@ class HostMeter:
             return self._session_of(pid)
         return 0
 
-    def _ancestors(self) -> tuple[int, int]:
-        """Return the parent of this process, and the parent of that."""
-        parent = os.getppid()
-        fields = self._read(str(parent), "stat").rpartition(b")")[2].split()
-        return parent, int(fields[1]) if fields[1:] else 0
+    def _parent_of(self, pid: int) -> int:
+        fields = self._read(str(pid), "stat").rpartition(b")")[2].split()
+        return int(fields[1]) if fields[1:] else 0
 
     def _cpu_seconds(self, pid: str) -> float:
         fields = self._read(pid, "stat").rpartition(b")")[2].split()

@@ -302,6 +302,15 @@ def whole_gpu(device: str) -> object:
     return handle
 
 
+def is_shareable(device: str) -> bool:
+    """Return whether several processes may use a GPU at a time; False if that is not known."""
+    with contextlib.suppress(Exception):  # NVML has many errors, and each means the same here
+        api = nvml()
+        mode = api.nvmlDeviceGetComputeMode(whole_gpu(device))
+        return bool(mode == api.NVML_COMPUTEMODE_DEFAULT)
+    return False
+
+
 def uuid_of(handle: object) -> str:
     """Return the UUID of a GPU or a slice, by NVML's handle."""
     return nvml_text(nvml().nvmlDeviceGetUUID(handle))

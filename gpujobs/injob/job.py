@@ -39,9 +39,9 @@ from .mps import MpsError, MpsService, is_provided, shared
 from .names import UCX_WARNINGS, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
+from .presets import preset
 from .rank import job_log, node_file, report_lost, start_launcher
-from .sampler import start_sampler
-from .workerhost import preset
+from .sampler import SamplingThread, start_sampler
 
 
 # -- the workers of a job: their names, and how long they live -------------------------------------
@@ -161,7 +161,7 @@ class Job:
         self.stop_reason = ""
         """A signal of the batch scheduler, or "scale"; "" while the job may run."""
         self.worker_processes: list[ManagedProcess] = []
-        self._sampler: ManagedProcess | None = None
+        self._sampler: ManagedProcess | SamplingThread | None = None
         self._mps: MpsService | None = None
         # ucxx sets a variable that UCX does not use, and every process would warn of it.
         self.environ = {UCX_WARNINGS: "n", **os.environ}
@@ -275,7 +275,10 @@ class Job:
                 words = (*words, f"--nworkers={len(own)}")
         title, argv = f"worker {self.name} on {node_name()}", [*words, "--name", self.name]
         self.worker_processes = [ManagedProcess(title, argv, job_log(options), environ, STOP_DASK)]
-        self._sampler = start_sampler(options.folder, devices, options.gpus, self.environ)
+        if options.gpus:
+            self._sampler = start_sampler(options.folder, devices, options.gpus, self.environ)
+        else:
+            self._sampler = SamplingThread(options.folder, options.job)
 
     def _start_mps(self, devices: list[str], environ: dict[str, str]) -> list[str]:
         """Start CUDA's MPS for workers of this environment; return the names of their GPUs."""

@@ -258,6 +258,14 @@ def worker_devices(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     return {VISIBLE: devices[int(name.rpartition("-")[2])]}
 
 
+def devices_of_workers(environ: Mapping[str, str]) -> list[str]:
+    """Return CUDA_VISIBLE_DEVICES of each worker that a process in this environment starts.
+
+    Nothing if dask-cuda chooses the GPUs.
+    """
+    return environ[_DEVICES].split(";") if _DEVICES in environ else []
+
+
 async def dask_setup(nanny: Nanny) -> None:
     """Give the worker of a nanny its GPUs; dask calls this before it starts the worker."""
     import os

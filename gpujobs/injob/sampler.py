@@ -1,7 +1,7 @@
 """Samples of the GPUs, CPUs and memory of a job, appended to a file in the cluster's folder.
 
-They are taken in a process of their own: NVML can hang if a GPU fails, and neither the supervisor
-nor the workers may wait for it.
+Those of GPUs are taken in a process of its own: NVML can hang if a GPU fails, and neither the
+supervisor nor the workers may wait for it. A job without GPUs needs no process for them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, TypedDict
+from typing import Any, Optional, TypedDict
 
 from .children import HostMeter, ManagedProcess
 from .folder import Folder
 from .gpus import device_handle, first_devices, memory_of, nvml, uuid_of
 from .names import ARCHIVE
 from .network import node_name
-
-if TYPE_CHECKING:
-    from .options import UsageOptions
+from .options import UsageOptions
 
 USAGE = "usage"
 """Folder in the cluster's folder, with a file ``JOB-NODE.jsonl`` for each job and node."""
@@ -88,18 +87,47 @@ def sample_usage(options: UsageOptions) -> int:
     `energy` in joules; null if NVML does not know it, as for a MIG slice. `cpu` is in seconds,
     `memory` in bytes.
     """
-    parent, started = os.getppid(), time.monotonic()
+    parent = os.getppid()
+
+    def wait(seconds: float) -> bool:
+        time.sleep(seconds)
+        return os.getppid() == parent
+
+    _sample_until_end(options, parent, wait)
+    return 0
+
+
+class SamplingThread:
+    """Samples of the CPUs and memory of a job without GPUs, in the process of its supervisor."""
+
+    def __init__(self, folder: str, job: int) -> None:
+        """Start to take them."""
+        self._end = threading.Event()
+        options = UsageOptions(folder, job, devices=())
+        arguments = (options, os.getpid(), lambda seconds: not self._end.wait(seconds))
+        target = _sample_until_end
+        threading.Thread(target=target, args=arguments, name="samples", daemon=True).start()
+
+    def kill(self) -> None:
+        """Take no more."""
+        self._end.set()
+
+
+def _sample_until_end(
+    options: UsageOptions, supervisor: int, wait: Callable[[float], bool]
+) -> None:
+    """Append samples while ``wait`` returns whether to take one, after so many seconds."""
+    started = time.monotonic()
     name = f"{USAGE}/{options.job}-{node_name()}.jsonl"
     folder = Folder(options.folder)
     with contextlib.suppress(OSError):
         (folder.path / USAGE).mkdir(mode=0o700, exist_ok=True)
     handles, header = _open_gpus(options.devices)
     _append(folder, name, {**header, "time": time.time()})
-    meter = HostMeter(options.folder, options.job)  # looks at all processes of the node first
+    # Looks at all processes of the node first.
+    meter = HostMeter(options.folder, options.job, supervisor=supervisor)
     energy, before = [EnergyMeter(handle) for handle in handles], time.monotonic()
-    while os.getppid() == parent:
-        pause = interval(time.monotonic() - started)
-        time.sleep(pause)
+    while wait(pause := interval(time.monotonic() - started)):
         now = time.monotonic()
         seconds, joules = now - before, [one.measure() for one in energy]
         before = now
@@ -109,7 +137,6 @@ def sample_usage(options: UsageOptions) -> int:
         line = _sample_all(handles, seconds)
         line |= {"energy": joules, "cpu": round(cpu, 2), "memory": memory}
         _append(folder, name, line)
-    return 0
 
 
 def _open_gpus(devices: Iterable[str]) -> tuple[list[object], dict[str, Any]]:

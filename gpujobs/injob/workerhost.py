@@ -21,18 +21,30 @@ from multiprocessing import (
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .children import STOP_DASK, defer_signals, restore_signals
+from .children import STOP_DASK, defer_signals, end_with_parent, restore_signals
 from .configuration import (
     add_defaults,
     collecting_no_garbage,
     preload_options,
+    preloads,
     set_import_path,
 )
 from .gpus import let_dask_cuda_measure_slices, with_named_slices
 from .log import log
-from .names import NANNY_PRELOAD, PACKAGE, PROTOCOL, REGISTRY, VISIBLE, worker_devices
+from .names import (
+    NANNY_PRELOAD,
+    PACKAGE,
+    PRELOAD,
+    PROTOCOL,
+    REGISTRY,
+    VISIBLE,
+    devices_of_workers,
+    worker_devices,
+)
 from .network import initialise_ucx, restrict_listeners
 from .options import WorkersOptions
+from .prepared import PreparedProcesses
+from .presets import missing, with_defaults, without_preset
 
 if TYPE_CHECKING:
     from distributed import Nanny
@@ -121,6 +133,7 @@ def _fork(path: bytes, args: list[Any], passfds: list[int]) -> int:
         for descriptor in {*_descriptors()}.difference(passfds, (0, 1, 2)):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+        end_with_parent()  # with workers that initialise UCX, which may hang
         # A signal to the group must end the workers, and leave the nannies their exit codes.
         for number in (signal.SIGTERM, STOP_DASK):
             signal.signal(number, signal.SIG_IGN)
@@ -144,63 +157,14 @@ def _renew_multiprocessing() -> None:
     importlib.reload(forkserver)
 
 
-# -- variables that dask's workers need before their libraries are loaded --------------------------
-# A nanny sets them before it starts a worker. A worker that is a fork is started already: it
-# needs them from the process that it is forked from.
-
-AT_LOAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Dask's defaults that libraries read when they are loaded."""
-AT_START = {"MALLOC_TRIM_THRESHOLD_": "65536"}
-"""Dask's defaults that are read when a process starts."""
-PRESET = "GPUJOBS_PRESET"
-"""Names of the variables that `preset` has added."""
-_HASH_SEED = {"PYTHONHASHSEED": "6640"}
-"""Nannies set this one for all workers of a cluster, whatever it was."""
-
-
-def preset(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` for a process whose forks are workers."""
-    defaults = {**AT_LOAD, **AT_START}
-    added = {name: value for name, value in defaults.items() if name not in environ}
-    return {**environ, **added, **_HASH_SEED, PRESET: " ".join(added)}
-
-
-def without_preset(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without the additions, over which dask's configuration has priority."""
-    added = {PRESET, *environ.get(PRESET, "").split()}
-    return {name: value for name, value in environ.items() if name not in added}
-
-
-def with_defaults(environ: Mapping[str, str], configured: Mapping[str, object]) -> dict[str, str]:
-    """Return ``environ`` with the variables that a nanny would add.
-
-    ``configured``: dask's `distributed.nanny.pre-spawn-environ`, as far as a user has set it.
-    """
-    wanted: dict[str, object] = {**AT_LOAD, **AT_START, **configured}
-    added = {name: str(value) for name, value in wanted.items() if value is not None}
-    return {**added, **environ}
-
-
-def missing(
-    wanted: Mapping[str, str], at_start: Mapping[str, str], at_fork: Mapping[str, str]
-) -> list[str]:
-    """Return which of the variables ``wanted`` a fork lacks.
-
-    ``at_start``: the environment with which the forked process was started. ``at_fork``: the one in
-    which it has loaded its libraries.
-    """
-    return [
-        name
-        for name, value in wanted.items()
-        if (at_fork if name in AT_LOAD else at_start).get(name) != value
-    ]
-
-
 # -- the process of the nannies --------------------------------------------------------------------
 _METHOD = "distributed.worker.multiprocessing-method"
 _METHOD_OPTION = "--multiprocessing-method"
 _MODULE = f"{PACKAGE}.workerhost"
 _PRE_SPAWN = "distributed.nanny.pre-spawn-environ"
+_NANNY_ENVIRON = "distributed.nanny.environ"
+_UCX_OPTIONS = ("-tcp-over-ucx", "-infiniband", "-nvlink", "-rdmacm")
+"""Ends of dask-cuda's options that choose the transports of UCX."""
 _CUDA_COMMAND = "dask_cuda.cli"
 _DASK = (
     "distributed", "distributed.http.worker", "tornado.platform.asyncio",
@@ -221,6 +185,8 @@ def run_workers(options: WorkersOptions) -> None:
         let_dask_cuda_measure_slices(load=module == _CUDA_COMMAND)
     restrict_listeners()
     if os.environ.get(PROTOCOL) == "ucxx":  # at the same time as the dask scheduler
+        if forked:
+            _host.prepare_workers(module, arguments)
         initialise_ucx()
     sys.argv = [module, *arguments, *_own_options(module, forked, arguments)]
     try:
@@ -252,6 +218,7 @@ class _Host:
         self._at_start = dict(os.environ)
         self._at_fork: dict[str, str] | None = None
         """Environment of the server; None if there is none."""
+        self._prepared = PreparedProcesses()
 
     def prepare(self, options: WorkersOptions) -> bool:
         """Import dask and fork the server; return False if dask is to start the workers."""
@@ -273,6 +240,25 @@ class _Host:
         dask.config.set({_METHOD: "forkserver"})
         return True
 
+    def prepare_workers(self, module: str, arguments: Sequence[str]) -> None:
+        """Fork processes that initialise UCX for the workers, unless the user takes part in it."""
+        import dask
+
+        given = any(word.startswith("--preload=") for word in arguments)
+        preloaded = given or preloads("worker") != [PRELOAD]
+        if preloaded or any(word.endswith(_UCX_OPTIONS) for word in arguments):
+            return
+        configured = dask.config.get(_NANNY_ENVIRON, {})
+        common = {**self._changed(), **{name: str(value) for name, value in configured.items()}}
+        devices = devices_of_workers(os.environ)
+        environs = [{**common, VISIBLE: own} for own in devices]
+        self._prepared.fork(environs, cuda=module == _CUDA_COMMAND)
+
+    def _changed(self) -> dict[str, str]:
+        """Return the variables that a fork of the server lacks."""
+        at_fork = self._at_fork or {}
+        return {name: value for name, value in os.environ.items() if at_fork.get(name) != value}
+
     def set_up(self, nanny: Nanny) -> None:
         """Give the worker of ``nanny`` its GPUs, and what a fork of the server would lack."""
         from distributed.process import AsyncProcess
@@ -282,8 +268,7 @@ class _Host:
         AsyncProcess.terminate = AsyncProcess.kill
         if self._at_fork is not None:
             self._check_environ(nanny)
-            changed = {k: v for k, v in os.environ.items() if self._at_fork.get(k) != v}
-            nanny.env = {**changed, **nanny.env}
+            nanny.env = {**self._changed(), **nanny.env}
         nanny.env = {**nanny.env, **worker_devices(str(nanny.name), os.environ)}
 
     def _check_environ(self, nanny: Nanny) -> None:
@@ -293,6 +278,7 @@ class _Host:
         if names:
             log(f"each worker is started, not forked: it needs its own {', '.join(names)}")
             dask.config.set({_METHOD: "spawn"})
+            self._prepared.end()
 
 
 _host = _Host()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ import gpujobs
 from ..support.backend import SlurmBackend, nvml_path
 from ..support.cli import ROOT, Cli, text_of, without_dashboard
 from ..support.on_slurm import backend  # noqa: F401
-from ..support.processes import patience
+from ..support.processes import patience, processes_with, until
 from .programs import WHO
+from .test_allocation import supervisors
 
 pytestmark = [pytest.mark.slurm, pytest.mark.filterwarnings("default")]
 
@@ -224,6 +228,156 @@ with Client() as client:
     found = [*client.run(os.environ.get, "UCX_TLS").values(), os.environ.get("UCX_TLS")]
     print(found, flush=True)
 """
+
+# -- workers initialise UCX while ucxx is tried, and the dask scheduler starts ---------------------
+LOOK = """
+import json
+from distributed import Client
+
+def look(dask_worker):
+    import os, sys
+    ucx = sys.modules["distributed_ucxx.ucxx"]
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "UCX_TLS")
+    own = {name: os.environ.get(name) for name in names}
+    return {"pid": os.getpid(), "ucx": ucx.initialised, "parent": os.getppid(), **own}
+
+def workers(client):
+    return [worker for _, worker in sorted(client.run(look).items())]
+
+with Client() as client:
+    client.wait_for_workers(2)
+    first = workers(client)
+    client.restart()
+    print(json.dumps([first, workers(client)]), flush=True)
+"""
+ONE_JOB_OF_TWO = {"gpus": 2, "gpus_per_job": 2, "run": ["python", "look.py"]}
+INITIALISED = re.compile(r"UCX is initialised in process (\d+)")
+
+
+def log_of_workers(cli: Cli, cluster: str) -> str:
+    return (Path(cli.status(cluster)["folder"]) / "logs" / "job-0.log").read_text()
+
+
+def initialised(log: str) -> list[int]:
+    """Return the processes of a job's workers that have initialised UCX."""
+    return list(map(int, INITIALISED.findall(log)))
+
+
+def looked(cli: Cli, cluster: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the first workers, and those after a restart, as `LOOK` has seen them."""
+    first, again = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    return first, again
+
+
+@pytest.mark.parametrize("worker_class", ["cuda", pytest.param("nanny", marks=pytest.mark.slow)])
+def test_the_first_workers_have_initialised_ucx_before_the_dask_scheduler_listens(
+    cli: Cli, backend: SlurmBackend, worker_class: str
+) -> None:
+    cli.write("look.py", LOOK)
+    workers = {"worker_class": worker_class}
+    profile = {**faked(backend, UCX_TLS="all"), **ONE_JOB_OF_TWO, "workers": workers}
+    cluster, _ = submit(cli, with_ucxx(backend), profile)
+    first, again = looked(cli, cluster)
+    log = log_of_workers(cli, cluster)
+    before, _, after = log.partition("Start Nanny at")
+    prepared = {worker["pid"] for worker in first}
+    assert len(prepared) == 2 and prepared <= set(initialised(before))
+    assert {worker["pid"] for worker in again} <= set(initialised(after))  # forked as usual
+    assert len({worker["parent"] for worker in (*first, *again)}) == 1
+    for workers_then in (first, again):
+        assert {worker["ucx"] for worker in workers_then} == {"0,1", "1,0"}
+        assert all(worker["CUDA_VISIBLE_DEVICES"] == worker["ucx"] for worker in workers_then)
+        assert all(worker["UCX_TLS"] == "all" for worker in workers_then)
+    assert "not forked" not in log
+    until(lambda: not processes_with(cluster), 30, "no process of the cluster")
+
+
+@pytest.mark.slow
+def test_workers_that_share_a_gpu_initialise_ucx_before_they_start(
+    cli: Cli, backend: SlurmBackend
+) -> None:
+    cli.write("look.py", LOOK.replace("wait_for_workers(2)", "wait_for_workers(4)"))
+    workers = {"workers_per_gpu": 2, "mps": True}
+    profile = {**faked(backend), **ONE_JOB_OF_TWO, "start_workers": 4, "workers": workers}
+    site = with_ucxx(backend)
+    site["setup"] += f" PATH={FAKES}/mps:$PATH FAKE_MPS_FOLDER={cli.work}"
+    cluster, _ = submit(cli, site, profile)
+    first, again = looked(cli, cluster)
+    before, _, after = log_of_workers(cli, cluster).partition("Start Nanny at")
+    assert len(first) == 4
+    assert {worker["pid"] for worker in first} <= set(initialised(before))
+    assert {worker["pid"] for worker in again} <= set(initialised(after))
+    for worker in (*first, *again):
+        assert worker["CUDA_VISIBLE_DEVICES"] == worker["ucx"]
+        assert worker["CUDA_MPS_PIPE_DIRECTORY"]
+    for workers_then in (first, again):
+        seen = sorted(worker["ucx"] for worker in workers_then)
+        assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+@pytest.mark.slow
+def test_no_prepared_worker_stays_if_ucxx_does_not_work(cli: Cli, backend: SlurmBackend) -> None:
+    profile = {**faked(backend, FAKE_UCXX="fails"), **ONE_JOB_OF_TWO}
+    cli.write("pids.py", PIDS)
+    cluster, _ = submit(cli, with_ucxx(backend), {**profile, "run": ["python", "pids.py"]})
+    assert cli.status(cluster)["transport"]["protocol"] == "tls"
+    pids = initialised(log_of_workers(cli, cluster))
+    assert len(pids) == 3  # that of the nannies, and two for workers
+    running = json.loads(cli("logs", cluster).stdout.splitlines()[-1])
+    assert not set(pids) & set(running)
+
+
+PIDS = """
+import json, os
+from distributed import Client
+
+with Client() as client:
+    client.wait_for_workers(2)
+    print(json.dumps([int(name) for name in os.listdir("/proc") if name.isdecimal()]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_no_prepared_worker_stays_after_the_death_of_the_supervisor(
+    cli: Cli, backend: SlurmBackend
+) -> None:
+    profile = {**faked(backend, FAKE_UCXX="hangs"), **ONE_JOB_OF_TWO}
+    site = str(cli.write("s.yaml", without_dashboard(with_ucxx(backend))))
+    cli.write("look.py", LOOK)
+    done = cli("submit", str(cli.write("p.yaml", profile)), "--site", site)
+    cluster = done.stdout.strip()
+
+    def prepared() -> list[int]:
+        path = Path(cli.status(cluster)["folder"]) / "logs" / "job-0.log"
+        return initialised(path.read_text()) if path.exists() else []
+
+    until(lambda: len(prepared()) == 3, 60, "two prepared workers")
+    (supervisor,) = supervisors(cluster, "supervise").values()
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not processes_with(cluster), 30, "no process of the cluster")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "workers"),
+    [
+        ({"FAKE_NVML_EXCLUSIVE": "1"}, {}),  # the check of ucxx needs the GPU
+        ({"DASK_DISTRIBUTED__NANNY__ENVIRON__CUDA_CACHE_PATH": "/cache"}, {}),
+        ({}, {"preload": ["json"]}),  # before which UCX is not initialised
+    ],
+)
+def test_a_worker_gets_ucx_by_its_own_settings(
+    cli: Cli, backend: SlurmBackend, own: dict[str, str], workers: dict[str, Any]
+) -> None:
+    cli.write("look.py", LOOK)
+    profile = {**faked(backend, **own), **ONE_JOB_OF_TWO, "workers": workers}
+    cluster, _ = submit(cli, with_ucxx(backend), profile)
+    first, _ = looked(cli, cluster)
+    before, _, after = log_of_workers(cli, cluster).partition("Start Nanny at")
+    place = before if "NANNY__ENVIRON" in str(own) else after
+    assert {worker["pid"] for worker in first} <= set(initialised(place))
+    assert {worker["ucx"] for worker in first} == {"0,1", "1,0"}
+
 
 # -- isolated --------------------------------------------------------------------------------------
 OTHER_NAMESPACE = """

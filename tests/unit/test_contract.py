@@ -157,6 +157,29 @@ def test_signatures_fit_those_of_the_base() -> None:
     } <= known
 
 
+def test_a_nanny_starts_its_worker_with_an_environment_in_a_process_of_multiprocessing() -> None:
+    from multiprocessing import forkserver, popen_forkserver, spawn
+
+    from distributed.nanny import WorkerProcess
+    from distributed.process import AsyncProcess
+
+    text = source(WorkerProcess.start)
+    assert "self.process = AsyncProcess( target=functools.partial( self._run," in text
+    assert "env=self.env, config=self.config, )," in text
+    text = source(AsyncProcess.__init__)
+    assert "target=self._run, name=name, args=( target, args, kwargs," in text
+    text = source(popen_forkserver.Popen._launch)  # type: ignore[attr-defined]
+    assert "self.sentinel, w = forkserver.connect_to_new_process(self._fds)" in text
+    assert "forkserver.read_signed(self.sentinel)" in text
+    text = source(spawn._main)
+    assert "preparation_data = reduction.pickle.load(from_parent)" in text
+    assert "self = reduction.pickle.load(from_parent)" in text
+    assert "return self._bootstrap(parent_sentinel)" in text
+    text = source(forkserver._serve_one)  # type: ignore[attr-defined]
+    assert "*_forkserver._inherited_fds) = fds" in text
+    assert "spawn._main(child_r, parent_sentinel)" in text
+
+
 def test_a_worker_and_the_scheduler_can_be_extended_by_a_preload() -> None:
     from distributed import Scheduler, Worker
 

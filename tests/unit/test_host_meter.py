@@ -116,6 +116,18 @@ def test_a_session_that_jobs_share_is_divided_by_the_marks(
     assert meter.measure()[0] == 4
 
 
+def test_the_session_of_a_supervisor_is_the_jobs_also_for_a_meter_in_its_process(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = script_of(0)
+    host.add(9000, session=script, parent=script, seconds=2)  # without marks
+    monkeypatch.setattr(os, "getpid", lambda: script)
+    for supervisor in (script, script + 1):  # a launcher has started it, or the batch script
+        meter = HostMeter(FOLDER, 0, host.proc, host.session, supervisor=supervisor)
+        host.add(9001 + supervisor, session=script, parent=script, seconds=3)
+        assert meter.measure()[0] == 3
+
+
 def test_the_number_of_a_session_that_has_ended_is_looked_at_again(host: Host) -> None:
     host.add(8000, session=8000, job=1)
     meter = host.meter(0)

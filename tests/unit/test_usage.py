@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.history import (
     Connection,
     History,
+    HostSample,
     Sample,
     connections,
     read_history,
@@ -32,7 +34,7 @@ from gpujobs.clusters.usage import (
 )
 from gpujobs.injob.archive import build
 from gpujobs.injob.names import ARCHIVE
-from gpujobs.injob.sampler import interval
+from gpujobs.injob.sampler import SamplingThread, interval
 from gpujobs.schedulers import JobState
 
 from ..support.cli import NVML, ROOT
@@ -350,6 +352,31 @@ def test_the_sampler_writes_what_the_reader_reads(tmp_path: Path) -> None:
     assert (first.samples[0].busy, second.samples[0].busy) == (75, 25)
     assert first.samples[0].used == 0.75 * first.memory
     assert read_latest(tmp_path, 4) == {}
+
+
+def test_the_thread_of_a_job_without_gpus_samples_its_processes_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    environ = {**os.environ, "GPUJOBS_FOLDER": str(tmp_path), "GPUJOBS_JOB": "3"}
+    program = (
+        "data = bytearray(300 * 2**20); data[::4096] = b'1' * 76800; import time; time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], env=environ)
+    thread = SamplingThread(str(tmp_path), 3)
+
+    def samples() -> list[HostSample]:
+        hosts = read_history(tmp_path, read_state(tmp_path).jobs).hosts
+        return [sample for host in hosts for sample in host.samples]
+
+    try:
+        until(lambda: any(one.memory > 290 * 2**20 for one in samples()), 20, "its memory")
+    finally:
+        thread.kill()
+        stop(process)
+    (file,) = (tmp_path / "usage").iterdir()
+    assert file.name == "3-node1.jsonl"
+    until(lambda: "samples" not in [one.name for one in threading.enumerate()], 20, "its end")
 
 
 def test_no_driver_is_a_note(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from collections import namedtuple
 from pathlib import Path
 
 NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE = 0, 1
+NVML_COMPUTEMODE_DEFAULT, NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 0, 3
 NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
 NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC = 0, 1
 
@@ -157,6 +158,12 @@ def nvmlDeviceGetIndex(handle):
 
 def nvmlDeviceGetUUID(handle):
     return _uuid(handle)
+
+
+def nvmlDeviceGetComputeMode(handle):
+    """``FAKE_NVML_EXCLUSIVE``: each GPU is for one process at a time."""
+    exclusive = "FAKE_NVML_EXCLUSIVE" in os.environ
+    return NVML_COMPUTEMODE_EXCLUSIVE_PROCESS if exclusive else NVML_COMPUTEMODE_DEFAULT
 
 
 def nvmlDeviceGetName(handle):

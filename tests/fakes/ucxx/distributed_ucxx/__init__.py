@@ -3,7 +3,7 @@
 Like the original it listens on all interfaces, whatever the host of its address, and moves large blocks in no time: those
 of an exchange are not sent at all. Outside of dask's processes they wait for a timer if nothing polls, as in UCXX 0.52
 (measured on four H200).
-``FAKE_UCXX=slow`` delays each of their messages, ``FAKE_UCXX=hangs`` never sends one.
+``FAKE_UCXX=slow`` delays each of their messages, ``FAKE_UCXX=hangs`` never sends one, ``FAKE_UCXX=fails`` raises an error.
 """
 
 import asyncio
@@ -13,6 +13,8 @@ import sys
 
 import dask.config
 from distributed.comm.tcp import TCP, TCPBackend, TCPConnector, TCPListener
+
+from .ucxx import init_once
 
 
 class config:
@@ -28,6 +30,8 @@ class UCXX(TCP):
         if isinstance(msg, dict) and "blocks" in msg:  # of an exchange
             polls = "try-ucxx" not in sys.argv or os.environ.get("UCXPY_PROGRESS_MODE") == "polling"
             timer = 0 if polls else 1
+            if os.environ.get("FAKE_UCXX") == "fails":
+                raise OSError("no route between GPUs")
             delay = {"slow": 6, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), timer)
             await asyncio.sleep(delay)
             msg = {**msg, "blocks": []}
@@ -52,6 +56,7 @@ class UCXXListener(TCPListener):
         self._input_port = self.port  # the original has the wanted port under this name
 
     async def start(self):
+        init_once()
         wanted, self.ip = self.ip, "0.0.0.0"
         self.port = self._input_port
         try:
