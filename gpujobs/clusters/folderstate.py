@@ -37,8 +37,8 @@ from ..schedulers import JobId
 from ..text import clean
 from . import oldfolder
 from .clusterfolder import (
+    PresentFolders,
     file_names,
-    folder_problem,
     is_removed,
     job_files,
     parse_claim,
@@ -190,12 +190,16 @@ class FolderReader:
         self._events: EventReader | None = None
         """Of the dask scheduler of this attempt."""
 
-    def read(self) -> FolderState:
-        """Return the present state; an empty one if the folder is gone, or is not trusted."""
+    def read(self, folders: PresentFolders | None = None) -> FolderState:
+        """Return the present state; an empty one if the folder is gone, or is not trusted.
+
+        ``folders``: what is known of several clusters' folders at this look.
+        """
         path = self._folder.path
-        if problem := folder_problem(path):
+        self._names, problem = (folders or PresentFolders()).contents(path)
+        if problem:
             return FolderState(damaged=(problem,), refused=problem)
-        self._damaged, self._names = [], frozenset(self._folder.names())
+        self._damaged = []
         head = self._read_head()
         jobs, lost_nodes = self._read_jobs(head)
         return FolderState(

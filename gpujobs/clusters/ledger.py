@@ -556,14 +556,14 @@ class Ledger:
         for suffix in (".json", _TARGETS, ".lock", ".busy"):
             self._path(cluster_id).with_suffix(suffix).unlink(missing_ok=True)
 
-    def without_removed(self) -> list[ClusterRecord]:
+    def without_removed(self, folders: PresentFolders) -> list[ClusterRecord]:
         """Return all records, oldest first; delete those of clusters that are of no use any more.
 
         They have ended, and their users have removed their folders.
         """
-        kept, present = [], PresentFolders()
+        kept = []
         for record in self.all():
-            if record.finished and record.path not in present and is_removed(record.path):
+            if record.finished and record.path not in folders and is_removed(record.path):
                 with best_effort(), disk_errors(self.folder):
                     self.remove(record.id)
                     continue

@@ -69,7 +69,7 @@ class ClusterMonitor:
         stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
-        """Watch clusters, whose records were just read.
+        """Watch clusters.
 
         ``last_words``: those in the records are enough for clusters that have ended.
         """
@@ -100,10 +100,22 @@ class ClusterMonitor:
         """Seconds since the last query of the batch scheduler."""
         return self.system.monotonic() - self._last_query
 
-    def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
-        """Return a report on every cluster; ``connected``: of a monitor of one, see `judge`."""
-        self._present = PresentFolders()
-        self.records = [self._current(record) for record in self.records]
+    def reports(
+        self,
+        connected: Iterable[str] | None = None,
+        *,
+        records: Sequence[ClusterRecord] | None = None,
+        folders: PresentFolders | None = None,
+    ) -> list[ClusterReport]:
+        """Return a report on every cluster; ``connected``: of a monitor of one, see `judge`.
+
+        ``records``, ``folders``: the caller has just read them, else they are read now.
+        """
+        self._present = folders or PresentFolders()
+        if records is None:
+            self.records = [self._current(record) for record in self.records]
+        else:
+            self.records = [self._with_unlisted(record) for record in records]
         states = {record.id: self._read(record) for record in self.records}
         if self.system.monotonic() >= self._next_query:
             self._query(states)
@@ -116,6 +128,7 @@ class ClusterMonitor:
 
     def latest(self, connected: Iterable[str] | None = None) -> ClusterReport:
         """Return a report on the only cluster without a query; see `judge` for ``connected``."""
+        self._present = PresentFolders()
         record = self.records[0] = self._current(self.records[0])
         return self._judge(record, self._read(record), connected)
 
@@ -135,23 +148,21 @@ class ClusterMonitor:
         return report
 
     def _current(self, record: ClusterRecord) -> ClusterRecord:
-        """Return the record as it is now: another process may have scaled the cluster.
-
-        At the first look, one whose last word is enough was just read.
-        """
-        if self._last_query == -math.inf and self._has_said_all(record):
-            return record
+        """Return the record as it is now: another process may have scaled the cluster."""
         try:
-            found = self.ledger.get(record.id)
+            return self._with_unlisted(self.ledger.get(record.id))
         except GpujobsError:  # removed, or damaged meanwhile
             return record
-        return replace(found, unlisted=self._unlisted.get(record.id, found.unlisted))
+
+    def _with_unlisted(self, record: ClusterRecord) -> ClusterRecord:
+        """Return the record with what could not be written into it."""
+        return replace(record, unlisted=self._unlisted.get(record.id, record.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
         """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
         if record.last and self._has_said_all(record):
             return record.last.state()
-        state = self._readers[record.id].read()
+        state = self._readers[record.id].read(self._present)
         for number, job in record.current_jobs(state.claims).items():
             began = state.job(number).began
             if job in self._began and began not in (None, self._began[job]):
@@ -341,8 +352,9 @@ def still_queued(
     batch scheduler is not asked any more. If its queue has one of them, it is active again.
     """
     found: dict[str, str] = {}
+    present = PresentFolders()
     for group in _by_batch_scheduler(record for record in records if record.submissions):
-        states = {record.id: FolderReader(record.path).read() for record in group}
+        states = {record.id: FolderReader(record.path).read(present) for record in group}
         jobs = {record.id: _jobs_of(record, states[record.id]) for record in group}
         try:
             client = client_of(group[0], timeout=QUERY_TIMEOUT, system=system)
