@@ -122,7 +122,7 @@ class PresentFolders:
             return frozenset(), _problem_text(_check, path)
         try:
             problem = _problem_text(_check_status, path, os.fstat(descriptor))
-            return frozenset(() if problem else os.listdir(descriptor)), problem
+            return frozenset(() if problem else os.listdir(descriptor)), problem  # noqa: PTH208
         except OSError:
             return frozenset(), ""
         finally:

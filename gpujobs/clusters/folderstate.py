@@ -146,7 +146,7 @@ class FolderState:
     @property
     def scheme(self) -> str:
         """The protocol between dask's processes, as in its addresses; "" while it is unknown."""
-        return self.transport.scheme or str(self.dask.address or "").partition("://")[0]
+        return self.transport.scheme or self.dask.scheme
 
     @property
     def encrypted(self) -> bool | None:
@@ -190,10 +190,11 @@ class FolderReader:
         self._events: EventReader | None = None
         """Of the dask scheduler of this attempt."""
 
-    def read(self, folders: PresentFolders | None = None) -> FolderState:
+    def read(self, folders: PresentFolders | None = None, jobs: Iterable[int] = ()) -> FolderState:
         """Return the present state; an empty one if the folder is gone, or is not trusted.
 
-        ``folders``: what is known of several clusters' folders at this look.
+        ``folders``: what is known of several clusters' folders at this look. ``jobs``: all that may
+        have files, each on one host; none is looked up while their workers tell the facts of all.
         """
         path = self._folder.path
         self._names, problem = (folders or PresentFolders()).contents(path)
@@ -201,22 +202,29 @@ class FolderReader:
             return FolderState(damaged=(problem,), refused=problem)
         self._damaged = []
         head = self._read_head()
-        jobs, lost_nodes = self._read_jobs(head)
+        traces, lost_nodes = self._read_jobs(head, frozenset(jobs))
         return FolderState(
-            jobs=jobs,
+            jobs=traces,
             dask=head.dask,
             head=head.job,
             ended=_ended(self._json("ended")),
-            transport=Choice.parse(self._json(files.TRANSPORT)),
+            transport=self._read_transport(head.dask),
             waits_for=self._waits_for(),
             removed=not self._names and is_removed(path),
             lost_nodes=lost_nodes,
             damaged=tuple(self._damaged),
         )
 
+    def _read_transport(self, dask: DaskWorkers) -> Choice:
+        """Return the protocol; a head that has nothing else to say about it writes no file."""
+        found = self._json(files.TRANSPORT)
+        return Choice.parse(found) if found else Choice(dask.scheme)
+
     def _read_head(self) -> _Head:
         folder, dask = self._read_attempt()
-        job = self._json(f"{folder}/owner").get("job")
+        job = dask.job
+        if job is None:
+            job = self._json(f"{folder}/owner").get("job")
         sign = "lease" if job is None else f"{folder}/heartbeat"
         return _Head(job, _modified_at(f"{self._folder.path}/{sign}"), dask)
 
@@ -258,25 +266,44 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _read_jobs(self, head: _Head) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
+    def _read_jobs(
+        self, head: _Head, known: frozenset[int]
+    ) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
         """Read the files of the jobs, except those of which workers have told the facts.
 
-        Return the traces of the jobs, and the lost nodes of allocations, by their numbers.
+        ``known``: see `read`. Return the traces of the jobs, and the lost nodes of allocations, by
+        their numbers.
         """
-        names, runs = file_names(self._folder.path / "jobs"), self._present_runs(head)
+        runs = self._present_runs(head)
+        names = self._names_of_jobs(head, runs, known)
         facts, lost_nodes = self._read_facts(names, runs)
         jobs = {number: JobTrace(one) for number, one in facts.items()}
         for number, kind in job_files(names, "."):
             job = jobs.get(number, _NO_TRACE)
             if kind == "claim":
                 jobs[number] = replace(job, claim=self._claim_of(number, runs.get(number)))
-            elif kind == NOTE:
+            elif kind == NOTE:  # of a cluster of 0.3.0
                 note = clean(self._job_file(job_file(number, kind), self._text))
                 jobs[number] = replace(job, note=note)
+        if NOTE in self._names and head.job is not None:
+            note = clean(self._text(NOTE))
+            jobs[head.job] = replace(jobs.get(head.job, _NO_TRACE), note=note)
         for number, job in jobs.items():
             if job.facts.node is not None:
                 jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
         return jobs, lost_nodes
+
+    def _names_of_jobs(
+        self, head: _Head, runs: Mapping[int, Run], known: frozenset[int]
+    ) -> list[str]:
+        """Return the names of the files of jobs: of the claims, if workers tell all other facts.
+
+        A head of 0.3.0, which does not tell its number, may have written a note among them.
+        """
+        told = {number for number, run in runs.items() if run["id"]}
+        if known and known <= told and head.dask.job is not None:
+            return [f"{number}.claim" for number in runs]
+        return file_names(self._folder.path / "jobs")
 
     def _read_facts(
         self, names: Iterable[str], runs: Mapping[int, Run]

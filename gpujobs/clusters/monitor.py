@@ -162,7 +162,9 @@ class ClusterMonitor:
         """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
         if record.last and self._has_said_all(record):
             return record.last.state()
-        state = self._readers[record.id].read(self._present)
+        on_one_host = all(group.nodes_per_job == 1 for group in record.groups)
+        jobs = record.jobs if on_one_host else ()
+        state = self._readers[record.id].read(self._present, jobs)
         for number, job in record.current_jobs(state.claims).items():
             began = state.job(number).began
             if job in self._began and began not in (None, self._began[job]):

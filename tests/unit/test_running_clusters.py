@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
+from gpujobs.clusters.folderstate import FolderReader
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.injob.names import job_file
+from gpujobs.schedulers import JobId
 
 from ..support.events import write_events
 from ..support.filecalls import file_calls
@@ -49,10 +51,9 @@ def add(ledger: Ledger, number: int) -> None:
     write_job(path, 0, "started", at=now)
     (path / "head-1" / "owner").write_text('{"job": 0, "node": "n1"}')
     (path / "head-1" / "heartbeat").write_text("1\n")
-    (path / "transport.json").write_text('{"scheme": "tls"}')
     run = {"job": 0, "id": str(number), "name": "1-n1-1", "node": "n1", "started": now}
     row = {"address": "tls://h:2", "threads": 1, "memory": 2**30, "run": run}
-    opened = {"event": "opened", "version": 1, "address": "tls://h:1", "dashboard": 8787}
+    opened = {"event": "opened", "version": 1, "address": "tls://h:1", "job": 0}
     worker = f"{name}-0"
     write_events(path, opened, {"event": "connected", "at": now, "worker": worker, "row": row})
     ledger.add(
@@ -78,7 +79,7 @@ def shown(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("arguments", [("--all",), ()])
-def test_two_hundred_running_clusters_cost_five_calls_each(
+def test_two_hundred_running_clusters_cost_four_calls_each(
     ledger: Ledger, arguments: tuple[str, ...]
 ) -> None:
     for number in range(1, CLUSTERS + 1):
@@ -88,4 +89,28 @@ def test_two_hundred_running_clusters_cost_five_calls_each(
         ("RUNNING", [f"{one['id']}-0"]) for one in found
     ]
     calls = file_calls(lambda: shown(*arguments))
-    assert 2 * CLUSTERS <= len(calls) <= 5 * CLUSTERS
+    assert 2 * CLUSTERS <= len(calls) <= 4 * CLUSTERS + 20
+
+
+def test_files_of_jobs_are_looked_up_while_a_job_has_no_workers(ledger: Ledger) -> None:
+    add(ledger, 1)
+    record = ledger.all()[0]
+    (record.path / "jobs" / "0.claim").unlink()
+    assert FolderReader(record.path).read(jobs=[0]).claims == {0: JobId("1")}
+    assert FolderReader(record.path).read(jobs=[0, 1]).claims == {}
+    assert FolderReader(record.path).read().claims == {}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_note_of_the_head_is_shown_while_its_workers_are_connected(
+    ledger: Ledger, told: bool
+) -> None:
+    """In the folder itself, or among the files of jobs: there the head of 0.3.0 writes it."""
+    add(ledger, 1)
+    record = ledger.all()[0]
+    events = record.path / "workers-1.jsonl"
+    if not told:
+        events.write_text(events.read_text().replace(', "job": 0}', "}", 1))
+    name = "note" if told else "jobs/0.note"
+    (record.path / name).write_text("run: has had no client\n")
+    assert "has had no client" in shown(record.id)
