@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..batch.client import SchedulerClient, never
+from ..batch.client import OLDEST_ANSWER, SchedulerClient, never
 from ..batch.process import HOST, System
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.folder import EndKind
@@ -36,8 +36,6 @@ SLOWEST_QUERY = 60.0
 BACK_OFF = 1.5
 RECOVERY_AGE = 120.0
 """Seconds after which a submission without a reply has been interrupted."""
-OLDEST_ANSWER = 90.0
-"""Seconds by which an answer may be older than its query: some sites cache that of squeue."""
 NO_ANSWER = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
 
 logger = logging.getLogger("gpujobs")
@@ -412,6 +410,8 @@ def recover_submission(
     """Complete a submission that was interrupted before the batch scheduler replied.
 
     One that may still be under way is left alone. ``at_once``: its job is looked for all the same.
+    The claim of a job proves that it was accepted, also if the batch scheduler does not list it any
+    more.
     """
     if record.intent is None:
         return record
@@ -424,16 +424,19 @@ def recover_submission(
         if recent:
             found = min(client.find(record.id) - known, default=None)
         else:  # without a job, it is given up
-            found = client.accepted(record.id, known)
+            found = client.accepted(record.id, known, system.time() - record.intent.time)
     except GpujobsError:
         return record
+    claimed = record.claimed_intent()
     if record.planned:
         # The jobs of a copy of the folder have the same name. Only the claim of a job, which is in
         # the folder of its submission, says whose it is.
-        if claimed := record.claimed_intent():
+        if claimed:
             return ledger.end_submission(record.id, claimed)
         if found:
             return record
+    elif claimed:
+        return record_submission(record, claimed.id, ledger, client)
     elif found:
         return record_submission(record, found, ledger, client)
     if recent:
