@@ -435,7 +435,8 @@ class StatusView:
 
     def _new_monitor(self) -> ClusterMonitor:
         """Return a monitor; a named cluster is shown as its folder is now, also after its end."""
-        return ClusterMonitor(self._records, self._ledger, last_words=not self._cluster_ids)
+        last_words = not self._cluster_ids
+        return ClusterMonitor(self._records, self._ledger, last_words=last_words, skip_ended=True)
 
 
 def _is_final(report: ClusterReport) -> bool:

@@ -6,6 +6,7 @@ The files are documented in `gpujobs.injob`.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -155,6 +156,14 @@ class FolderState:
 
 
 _NO_TRACE = JobTrace()
+_NO_JOBS: Mapping[int, JobTrace] = {}
+_NUMBER = re.compile("[0-9]+")
+
+
+def _number_of(name: str) -> int | None:
+    """Return the number of the job that a file in `jobs` is of."""
+    found = _NUMBER.match(name)
+    return int(found[0]) if found else None
 
 
 @dataclass(frozen=True)
@@ -190,11 +199,17 @@ class FolderReader:
         self._events: EventReader | None = None
         """Of the dask scheduler of this attempt."""
 
-    def read(self, folders: PresentFolders | None = None, jobs: Iterable[int] = ()) -> FolderState:
+    def read(
+        self,
+        folders: PresentFolders | None = None,
+        jobs: Iterable[int] = (),
+        ended: Mapping[int, JobTrace] = _NO_JOBS,
+    ) -> FolderState:
         """Return the present state; an empty one if the folder is gone, or is not trusted.
 
         ``folders``: what is known of several clusters' folders at this look. ``jobs``: all that may
         have files, each on one host; none is looked up while their workers tell the facts of all.
+        ``ended``: traces of jobs whose files are not read any more.
         """
         path = self._folder.path
         self._names, problem = (folders or PresentFolders()).contents(path)
@@ -202,7 +217,7 @@ class FolderReader:
             return FolderState(damaged=(problem,), refused=problem)
         self._damaged = []
         head = self._read_head()
-        traces, lost_nodes = self._read_jobs(head, frozenset(jobs))
+        traces, lost_nodes = self._read_jobs(head, frozenset(jobs), ended)
         return FolderState(
             jobs=traces,
             dask=head.dask,
@@ -267,17 +282,19 @@ class FolderReader:
         return str(after["cluster"])
 
     def _read_jobs(
-        self, head: _Head, known: frozenset[int]
+        self, head: _Head, known: frozenset[int], ended: Mapping[int, JobTrace]
     ) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
         """Read the files of the jobs, except those of which workers have told the facts.
 
-        ``known``: see `read`. Return the traces of the jobs, and the lost nodes of allocations, by
-        their numbers.
+        ``known``, ``ended``: see `read`. Return the traces of the jobs, and the lost nodes of
+        allocations, by their numbers.
         """
         runs = self._present_runs(head)
-        names = self._names_of_jobs(head, runs, known)
+        ended = {number: job for number, job in ended.items() if number not in runs}
+        names = self._names_of_jobs(head, runs, known, ended)
+        names = [name for name in names if _number_of(name) not in ended]
         facts, lost_nodes = self._read_facts(names, runs)
-        jobs = {number: JobTrace(one) for number, one in facts.items()}
+        jobs = {**ended, **{number: JobTrace(one) for number, one in facts.items()}}
         for number, kind in job_files(names, "."):
             job = jobs.get(number, _NO_TRACE)
             if kind == "claim":
@@ -289,19 +306,23 @@ class FolderReader:
             note = clean(self._text(NOTE))
             jobs[head.job] = replace(jobs.get(head.job, _NO_TRACE), note=note)
         for number, job in jobs.items():
-            if job.facts.node is not None:
+            if job.facts.node is not None and number not in ended:
                 jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
         return jobs, lost_nodes
 
     def _names_of_jobs(
-        self, head: _Head, runs: Mapping[int, Run], known: frozenset[int]
+        self,
+        head: _Head,
+        runs: Mapping[int, Run],
+        known: frozenset[int],
+        ended: Mapping[int, JobTrace],
     ) -> list[str]:
         """Return the names of the files of jobs: of the claims, if workers tell all other facts.
 
         A head of 0.3.0, which does not tell its number, may have written a note among them.
         """
         told = {number for number, run in runs.items() if run["id"]}
-        if known and known <= told and head.dask.job is not None:
+        if known and known.difference(ended) <= told and head.dask.job is not None:
             return [f"{number}.claim" for number in runs]
         return file_names(self._folder.path / "jobs")
 

@@ -21,9 +21,9 @@ from . import badnodes
 from . import clusterfolder as folders
 from .cleanup import used_space
 from .clusterfolder import PresentFolders, best_effort, write_atomically
-from .folderstate import FolderReader, FolderState
+from .folderstate import FolderReader, FolderState, JobTrace
 from .judge import judge, unlisted_since
-from .lastword import last_word
+from .lastword import EndedJob, ended_job, last_word
 from .ledger import ClusterRecord, Ledger
 from .owner import gone_owner, has_lease
 from .report import ClusterReport, JobReport
@@ -64,15 +64,19 @@ class ClusterMonitor:
         ledger: Ledger,
         *,
         last_words: bool = False,
+        skip_ended: bool = False,
         stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
         """Watch clusters.
 
         ``last_words``: those in the records are enough for clusters that have ended.
+        ``skip_ended``: the records are enough for jobs that have ended, of clusters that go on.
+        An owner asks for all, and reads their files: its jobs may start again unlisted.
         """
         self.ledger = ledger
         self._last_words = last_words
+        self._skip_ended = skip_ended
         self.system = system
         self.records = list(records)
         self._stopping = stopping
@@ -85,6 +89,10 @@ class ClusterMonitor:
 
         One that is listed all the same, as it was requeued later, is active again.
         """
+        self._returned: set[JobId] = set()
+        """Jobs that are in the queue again, although they had ended."""
+        self._ended_jobs: dict[str, tuple[Mapping[str, EndedJob], dict[int, JobTrace]]] = {}
+        """Of each record that was read last: its `ended`, and their traces."""
         self._unlisted: dict[str, dict[str, float]] = {}
         """Of the records that could not be written, by cluster."""
         self._present = PresentFolders()
@@ -160,14 +168,37 @@ class ClusterMonitor:
         """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
         if record.last and self._has_said_all(record):
             return record.last.state()
-        on_one_host = all(group.nodes_per_job == 1 for group in record.groups)
-        jobs = record.jobs if on_one_host else ()
-        state = self._readers[record.id].read(self._present, jobs)
+        jobs = record.jobs if record.on_one_host else ()
+        ended = self._ended(record)
+        state = self._readers[record.id].read(self._present, jobs, ended)
         for number, job in record.current_jobs(state.claims).items():
             began = state.job(number).began
             if job in self._began and began not in (None, self._began[job]):
                 self._answers[job] = JobStatus(JobState.RUNNING)
         return state
+
+    def _ended(self, record: ClusterRecord) -> dict[int, JobTrace]:
+        """Return the traces of the jobs that have ended, as a record says, and are not back.
+
+        If no other job is known, the batch scheduler is asked for all: one may have started again.
+        """
+        if not self._skip_ended or len(record.ended) == len(record.jobs):
+            return {}
+        known, found = self._ended_jobs.get(record.id, ({}, {}))
+        if record.ended is not known:
+            found = {}
+            newest = {job: number for number, job in record.jobs.items()}
+            for text, ended in record.ended.items():
+                number, trace = int(text), ended.trace
+                job = trace.claim or record.jobs.get(number)
+                # A batch scheduler that was restored may have given the id again.
+                if job is None or job in self._returned or newest.get(job, number) != number:
+                    continue
+                self._answers.setdefault(job, ended.status)
+                self._settled.add(job)
+                found[number] = trace
+            self._ended_jobs[record.id] = record.ended, found
+        return found
 
     def _has_said_all(self, record: ClusterRecord) -> bool:
         """Return whether the last word of a cluster is enough; not if its folder was removed."""
@@ -208,7 +239,25 @@ class ClusterMonitor:
         gone = report.jobs and not any(job.in_queue for job in report.jobs)
         if gone and report.finished and not (record.finished and record.last):
             self._remember_outcomes(report)
+        elif self._skip_ended and not record.finished:
+            self._remember_ended(report)
         return report
+
+    def _remember_ended(self, report: ClusterReport) -> None:
+        """Note in the record which jobs have ended, so that no other process asks for them."""
+        record = report.record
+        new: dict[str, EndedJob] = {}
+        for job in report.jobs:
+            unasked = job.unseen or job.job not in self._answers
+            if not (job.in_queue or unasked or str(job.number) in record.ended):
+                status = JobStatus(job.state, job.native, job.reason, job.exit_code)
+                new[str(job.number)] = ended_job(job.number, status, report.folder.job(job.number))
+        back = [str(job.number) for job in report.jobs if job.in_queue]
+        back = [number for number in back if number in record.ended]
+        if record.on_one_host and not record.planned and (new or back):
+            with best_effort():
+                updated = self.ledger.note_ended(record.id, new, back)
+                self.records = [updated if one.id == record.id else one for one in self.records]
 
     def _remember_outcomes(self, report: ClusterReport) -> None:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
@@ -264,7 +313,13 @@ class ClusterMonitor:
             return
         before = dict(self._answers)
         self._answers.update(answers)
+        returned = {job for job in answers if job in self._settled and answers[job].in_queue}
+        self._settled -= returned
+        self._returned |= returned
         for record in group:
+            if returned.intersection(record.current_jobs(states[record.id].claims).values()):
+                self._ended_jobs.pop(record.id, None)
+                states[record.id] = self._read(record)  # its files tell of the new start
             self._note_waiting(record, states[record.id], before)
             self._remember_unlisted(record, states[record.id], answers)
 

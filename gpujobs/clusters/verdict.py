@@ -113,7 +113,7 @@ def write_record(record: ClusterRecord) -> None:
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
     found = {name: which(name) for name in all_commands(scheduler)}
     commands = {name: path for name, path in found.items() if path} | record.commands
-    known = replace(record, commands=commands, targets=())
+    known = replace(record, commands=commands, targets=(), ended={})
     write_atomically(record.path / RECORD, json.dumps(asdict(known)))
 
 
