@@ -184,8 +184,10 @@ class FolderReader:
     cache is out of date.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep_events: bool = False) -> None:
+        """``keep_events``: also the past ones of the dask scheduler, for `history`."""
         self._folder = Folder(str(path))
+        self._keep_events = keep_events
         self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
         """Key of the version and content of the files of jobs, by name."""
         self._readers: dict[str, JobReader] = {}
@@ -263,7 +265,8 @@ class FolderReader:
         attempt = max(attempts, default=1)
         if attempt != self._attempt or self._events is None:
             self._attempt = attempt
-            self._events = EventReader(self._folder.path / events_file(attempt))
+            path = self._folder.path / events_file(attempt)
+            self._events = EventReader(path, keep=self._keep_events)
         if events_file(attempt) not in self._names:
             return files.head_folder(attempt), DaskWorkers()
         dask = self._events.read()

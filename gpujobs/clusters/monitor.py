@@ -65,6 +65,7 @@ class ClusterMonitor:
         *,
         last_words: bool = False,
         skip_ended: bool = False,
+        keep_events: bool = False,
         stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
@@ -73,6 +74,7 @@ class ClusterMonitor:
         ``last_words``: those in the records are enough for clusters that have ended.
         ``skip_ended``: the records are enough for jobs that have ended, of clusters that go on.
         An owner asks for all, and reads their files: its jobs may start again unlisted.
+        ``keep_events``: see `FolderReader`.
         """
         self.ledger = ledger
         self._last_words = last_words
@@ -80,7 +82,9 @@ class ClusterMonitor:
         self.system = system
         self.records = list(records)
         self._stopping = stopping
-        self._readers = {record.id: FolderReader(record.path) for record in self.records}
+        self._readers = {
+            record.id: FolderReader(record.path, keep_events=keep_events) for record in self.records
+        }
         self._answers: dict[JobId, JobStatus] = {}
         self._began: dict[JobId, float | None] = {}
         """When jobs had last started before the batch scheduler answered that they wait."""

@@ -127,6 +127,8 @@ class DaskWorkers:
     """Number of the head's job, if the dask scheduler has told it."""
     scheme: str = ""
     """The protocol of its address, also after its end."""
+    past: list[Event] | None = field(default=None, compare=False)
+    """All events, oldest first; None if they are not kept."""
 
     @property
     def seen(self) -> frozenset[str]:
@@ -152,10 +154,12 @@ class DaskWorkers:
     def feed(self, event: Event) -> None:
         """Take over an event; one that is not known changes nothing."""
         kind, worker = event.get("event"), event.get("worker", "")
+        if self.past is not None:
+            self.past.append(event)
         if kind == "opened":
             address, dashboard = event.get("address"), event.get("dashboard")
             new = DaskWorkers(address, dashboard, clients=0, job=event.get("job"))
-            new.scheme = scheme_of(address)
+            new.scheme, new.past = scheme_of(address), self.past
             vars(self).update(vars(new))
         elif kind == "closed":
             self.address = self.dashboard = None
@@ -194,6 +198,7 @@ class DaskWorkers:
             gone=dict(self.gone),
             over_memory=dict(self.over_memory),
             lost=dict(self.lost),
+            past=None if self.past is None else [*self.past],
         )
 
 
@@ -279,8 +284,9 @@ class LineReader(Generic[AnyState]):
 class EventReader(LineReader[DaskWorkers]):
     """Reads the events of the dask scheduler of one attempt."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, DaskWorkers())
+    def __init__(self, path: Path, *, keep: bool = False) -> None:
+        """``keep``: all events."""
+        super().__init__(path, DaskWorkers(past=[] if keep else None))
 
 
 # -- the writer ------------------------------------------------------------------------------------
