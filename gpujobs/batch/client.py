@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -74,10 +75,16 @@ HOST_TIMEOUT = 5.0
 """The same if this host is the reason: a daemon that the commands need does not run on it."""
 CONFIRM_DELAY = 3.0
 """Seconds after which the batch scheduler is asked again whether it has a submission."""
+OLDEST_ANSWER = 90.0
+"""Seconds by which an answer may be older than its query: some sites cache that of squeue."""
+SAME_ANSWERS = 3
+"""Answers in a row that lack a submission which may have been accepted, until it counts as lost."""
 CANCEL_TIMEOUT = 8.0
 """Seconds for which a pending job may still be listed after it was cancelled."""
 LIMIT_TIMEOUT = 10.0
 """Seconds for the query of the largest array."""
+MOST_DOUBTS = 2
+"""Submissions that may have been accepted, as far as the reply says, and that nothing lists."""
 MOST_GARBLED_REPLIES = 3
 """Replies of a successful submit command without a job id."""
 
@@ -118,23 +125,30 @@ class SchedulerClient:
         after_options = self.scheduler.after_options(after)
         argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
         began = self.system.monotonic()
-        garbled_replies, pauses = 0, delays()
+        garbled_replies, doubts, pauses = 0, 0, delays()
         while True:
             left = began + self.timeout - self.system.monotonic()
             result = replace(self, timeout=left)._run(argv, stdin=script, cwd=cwd)
+            sent = self.system.monotonic()
             if submission := self._submission_in(result, name, known):
                 return submission
             deadline = began + self._timeout_after(result)
             # The reply was lost or garbled: the job may have been accepted all the same.
             message = "%s did not respond (%s); checking whether it accepted the job"
             logger.warning(message, self.scheduler.name, self._reason(result))
-            if submission := self._recover_submission(name, known, deadline, next(pauses)):
-                return submission
+            doubtful = not self.scheduler.unsent.search(result.stderr)
+            since = sent if doubtful else -math.inf
+            found = self._recover_submission(name, known, deadline, next(pauses), since)
+            if found is not None:
+                return found
+            if doubtful:  # the time of the doubt does not count
+                doubts, began = doubts + 1, self.system.monotonic()
             garbled_replies += result.exit_code == 0
             if garbled_replies == MOST_GARBLED_REPLIES:
                 message = f"{self.scheduler.name} returned no job id: {result.message}"
                 raise UnavailableError(message)
-            if self.system.monotonic() > deadline:
+            late = not doubtful and self.system.monotonic() > deadline
+            if late or doubts == MOST_DOUBTS:
                 message = f"{self.scheduler.name} has not accepted the job for {self.timeout:.0f} s"
                 raise UnavailableError(f"{message}: {result.message}", hint="try again later")
 
@@ -151,13 +165,14 @@ class SchedulerClient:
         with reading(result.argv[:1]):
             return self.scheduler.parse_find(result.stdout, name)
 
-    def accepted(self, name: str, known: Collection[str]) -> str | None:
+    def accepted(self, name: str, known: Collection[str], age: float) -> str | None:
         """Return the submission called ``name`` that is not one of ``known``; None: there is none.
 
-        Unlike `find`, this asks again before it says so. Raises UnavailableError.
+        ``age``: seconds since it began. Unlike `find`, this asks again before it says so. Raises
+        UnavailableError.
         """
-        deadline = self.system.monotonic() + self.timeout
-        return self._recover_submission(name, known, deadline, delay=0.0)
+        now = self.system.monotonic()
+        return self._recover_submission(name, known, now + self.timeout, 0.0, now - age)
 
     def array_limit(self) -> int | None:
         """Return the most jobs of an array, None if the batch scheduler does not report it."""
@@ -374,28 +389,35 @@ class SchedulerClient:
         )
 
     def _recover_submission(
-        self, name: str, known: Collection[str], deadline: float, delay: float
+        self, name: str, known: Collection[str], deadline: float, delay: float, since: float
     ) -> str | None:
         """Wait until the batch scheduler responds; return the submission that it accepted, or None.
 
-        "None" counts only if two answers in a row list the same: the batch scheduler may respond
-        to the first before it has processed an earlier submission, and rows may be missing in one.
-        If both lack the same row, the job is sent twice: its claim then lets one do the work.
+        An answer that lacks it says little: it may be older than the submission, or lack rows.
+        "None" counts only if several in a row list the same, the last one so late that it cannot be
+        from before the submission, which ended at ``since``. After a message that nothing was
+        submitted, ``since`` is minus infinity, and two answers are enough.
         """
+        wanted = 2 if since == -math.inf else SAME_ANSWERS
         before: set[str] | None = None
+        same = 0
         while True:
             self._wait(self.system.spread(delay))
             result = self._run(self.scheduler.find_command(name, user_name()))
             if self.scheduler.reply(result) is Reply.ANSWER:
                 with reading(result.argv[:1]):
                     listed = self.scheduler.parse_find(result.stdout, name)
-                found = listed.difference(known)
-                if found or listed == before:
-                    return min(found, default=None)
-                is_first = before is None
-                before, delay = listed, CONFIRM_DELAY
-                if is_first:
+                if found := listed.difference(known):
+                    return min(found)
+                same = same + 1 if listed == before else 1
+                late = self.system.monotonic() >= since + OLDEST_ANSWER
+                if same >= wanted and late:
+                    return None
+                is_first, before = before is None, listed
+                if is_first or not late:
+                    delay = max(CONFIRM_DELAY, min(LONGEST_DELAY, delay * 2))
                     continue
+                delay = CONFIRM_DELAY
             if self.system.monotonic() > deadline:
                 seconds = f"{self._timeout_after(result):.0f} s"
                 message = f"{self.scheduler.name} has not responded for {seconds}"

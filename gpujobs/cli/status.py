@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..clusters import cleanup
-from ..clusters.clusterfolder import tail
+from ..clusters.clusterfolder import PresentFolders, tail
 from ..clusters.connect import WorkerActivity, read_activities
 from ..clusters.findings import findings
 from ..clusters.history import with_samples
@@ -348,7 +348,11 @@ class StatusView:
         self._everything = everything
         self._known: list[ClusterRecord] = []
         """All records, if no cluster was named."""
-        self._monitor = self._new_monitor(self._choose())
+        self._folders = PresentFolders()
+        """What is known of their folders at this look."""
+        self._records = self._choose()
+        """Of the clusters to show, at this look."""
+        self._monitor = self._new_monitor()
         self._reports: list[ClusterReport] = []
 
     def print_once(self, *, as_json: bool, watched: bool = False) -> None:
@@ -361,7 +365,7 @@ class StatusView:
         else:
             progress.write(_NONE_ACTIVE)
         named = as_json or watched or self._cluster_ids
-        if not named and (left := cleanup.note(self._known)):
+        if not named and (left := cleanup.note(self._known, self._folders)):
             progress.write(f"note: {left}")
 
     def watch(self, *, as_json: bool) -> None:
@@ -383,7 +387,7 @@ class StatusView:
             yield
 
     def _query(self) -> None:
-        self._reports = self._monitor.reports()
+        self._reports = self._monitor.reports(records=self._records, folders=self._folders)
         if not self._cluster_ids and not self._everything:
             self._reports = [report for report in self._reports if not _is_final(report)]
         if not self._cluster_ids:  # what `doctor` has started is no cluster of the user's
@@ -399,7 +403,7 @@ class StatusView:
         if self._cluster_ids:
             return choose(self._ledger, self._cluster_ids)
         if self._everything:
-            self._known = self._ledger.without_removed()
+            self._known = self._ledger.without_removed(self._folders)
             return self._known
         self._known = self._ledger.all()
         return [record for record in self._known if not record.finished]
@@ -423,13 +427,16 @@ class StatusView:
         if any(report.finished for report in self._reports):
             self._monitor.query_soon(refresh)  # its jobs are about to exit
         time.sleep(refresh)
-        records = self._choose()
-        if [record.id for record in records] != [record.id for record in self._monitor.records]:
-            self._monitor = self._new_monitor(records)
+        self._folders = PresentFolders()
+        self._records = self._choose()
+        watched = [record.id for record in self._monitor.records]
+        if [record.id for record in self._records] != watched:
+            self._monitor = self._new_monitor()
 
-    def _new_monitor(self, records: list[ClusterRecord]) -> ClusterMonitor:
+    def _new_monitor(self) -> ClusterMonitor:
         """Return a monitor; a named cluster is shown as its folder is now, also after its end."""
-        return ClusterMonitor(records, self._ledger, last_words=not self._cluster_ids)
+        last_words = not self._cluster_ids
+        return ClusterMonitor(self._records, self._ledger, last_words=last_words, skip_ended=True)
 
 
 def _is_final(report: ClusterReport) -> bool:

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..batch import receive
@@ -94,15 +94,39 @@ def is_removed(folder: Path) -> bool:
 
 
 class PresentFolders:
-    """The folders that are there: the folder that has them is listed once for all."""
+    """The folders of clusters at one look: the folder that has them is looked at once for all."""
 
     def __init__(self) -> None:
         self._names: dict[Path, frozenset[str]] = {}
+        self._problems: dict[Path, str] = {}
 
     def __contains__(self, path: Path) -> bool:
         if path.parent not in self._names:
             self._names[path.parent] = frozenset(file_names(path.parent))
         return path.name in self._names[path.parent]
+
+    def contents(self, path: Path) -> tuple[frozenset[str], str]:
+        """Return the names of the files in a cluster's folder, and why it is not trusted, or "".
+
+        Without names if it is missing, or not trusted (see `folder_problem`).
+        """
+        above = path.parent
+        if above not in self._problems:
+            self._problems[above] = _problem_text(_check, above)
+        if problem := self._problems[above]:
+            return frozenset(), problem
+        try:
+            # What is checked is what is listed, and its name is looked up once.
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return frozenset(), _problem_text(_check, path)
+        try:
+            problem = _problem_text(_check_status, path, os.fstat(descriptor))
+            return frozenset(() if problem else os.listdir(descriptor)), problem  # noqa: PTH208
+        except OSError:
+            return frozenset(), ""
+        finally:
+            os.close(descriptor)
 
 
 OF_SITE = "see `directory` of the site"
@@ -136,18 +160,25 @@ def folder_problem(path: Path) -> str:
 
     Who can write the folder above could put another one in its place.
     """
+    return _problem_text(check_folder, path)
+
+
+def _problem_text(check: Callable[..., None], *arguments: object) -> str:
+    """Return in short why a check refuses a folder, or ""."""
     try:
-        check_folder(path)
+        check(*arguments)
     except InputError as error:
         return error.problems[0].message.partition(";")[0]
     return ""
 
 
 def _check(path: Path, hint: str = OF_SITE) -> None:
-    try:
+    with contextlib.suppress(OSError):
         status = path.lstat()
-    except OSError:
-        return
+        _check_status(path, status, hint)
+
+
+def _check_status(path: Path, status: os.stat_result, hint: str = OF_SITE) -> None:
     hint = f"use another folder: {hint}"
     if stat.S_ISLNK(status.st_mode):
         problem = "is a symbolic link"

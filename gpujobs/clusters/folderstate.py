@@ -6,6 +6,7 @@ The files are documented in `gpujobs.injob`.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,8 +38,8 @@ from ..schedulers import JobId
 from ..text import clean
 from . import oldfolder
 from .clusterfolder import (
+    PresentFolders,
     file_names,
-    folder_problem,
     is_removed,
     job_files,
     parse_claim,
@@ -146,7 +147,7 @@ class FolderState:
     @property
     def scheme(self) -> str:
         """The protocol between dask's processes, as in its addresses; "" while it is unknown."""
-        return self.transport.scheme or str(self.dask.address or "").partition("://")[0]
+        return self.transport.scheme or self.dask.scheme
 
     @property
     def encrypted(self) -> bool | None:
@@ -155,6 +156,14 @@ class FolderState:
 
 
 _NO_TRACE = JobTrace()
+_NO_JOBS: Mapping[int, JobTrace] = {}
+_NUMBER = re.compile("[0-9]+")
+
+
+def _number_of(name: str) -> int | None:
+    """Return the number of the job that a file in `jobs` is of."""
+    found = _NUMBER.match(name)
+    return int(found[0]) if found else None
 
 
 @dataclass(frozen=True)
@@ -175,8 +184,10 @@ class FolderReader:
     cache is out of date.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep_events: bool = False) -> None:
+        """``keep_events``: also the past ones of the dask scheduler, for `history`."""
         self._folder = Folder(str(path))
+        self._keep_events = keep_events
         self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
         """Key of the version and content of the files of jobs, by name."""
         self._readers: dict[str, JobReader] = {}
@@ -190,29 +201,47 @@ class FolderReader:
         self._events: EventReader | None = None
         """Of the dask scheduler of this attempt."""
 
-    def read(self) -> FolderState:
-        """Return the present state; an empty one if the folder is gone, or is not trusted."""
+    def read(
+        self,
+        folders: PresentFolders | None = None,
+        jobs: Iterable[int] = (),
+        ended: Mapping[int, JobTrace] = _NO_JOBS,
+    ) -> FolderState:
+        """Return the present state; an empty one if the folder is gone, or is not trusted.
+
+        ``folders``: what is known of several clusters' folders at this look. ``jobs``: all that may
+        have files, each on one host; none is looked up while their workers tell the facts of all.
+        ``ended``: traces of jobs whose files are not read any more.
+        """
         path = self._folder.path
-        if problem := folder_problem(path):
+        self._names, problem = (folders or PresentFolders()).contents(path)
+        if problem:
             return FolderState(damaged=(problem,), refused=problem)
-        self._damaged, self._names = [], frozenset(self._folder.names())
+        self._damaged = []
         head = self._read_head()
-        jobs, lost_nodes = self._read_jobs(head)
+        traces, lost_nodes = self._read_jobs(head, frozenset(jobs), ended)
         return FolderState(
-            jobs=jobs,
+            jobs=traces,
             dask=head.dask,
             head=head.job,
             ended=_ended(self._json("ended")),
-            transport=Choice.parse(self._json(files.TRANSPORT)),
+            transport=self._read_transport(head.dask),
             waits_for=self._waits_for(),
             removed=not self._names and is_removed(path),
             lost_nodes=lost_nodes,
             damaged=tuple(self._damaged),
         )
 
+    def _read_transport(self, dask: DaskWorkers) -> Choice:
+        """Return the protocol; a head that has nothing else to say about it writes no file."""
+        found = self._json(files.TRANSPORT)
+        return Choice.parse(found) if found else Choice(dask.scheme)
+
     def _read_head(self) -> _Head:
         folder, dask = self._read_attempt()
-        job = self._json(f"{folder}/owner").get("job")
+        job = dask.job
+        if job is None:
+            job = self._json(f"{folder}/owner").get("job")
         sign = "lease" if job is None else f"{folder}/heartbeat"
         return _Head(job, _modified_at(f"{self._folder.path}/{sign}"), dask)
 
@@ -236,7 +265,8 @@ class FolderReader:
         attempt = max(attempts, default=1)
         if attempt != self._attempt or self._events is None:
             self._attempt = attempt
-            self._events = EventReader(self._folder.path / events_file(attempt))
+            path = self._folder.path / events_file(attempt)
+            self._events = EventReader(path, keep=self._keep_events)
         if events_file(attempt) not in self._names:
             return files.head_folder(attempt), DaskWorkers()
         dask = self._events.read()
@@ -254,25 +284,50 @@ class FolderReader:
             return ""
         return str(after["cluster"])
 
-    def _read_jobs(self, head: _Head) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
+    def _read_jobs(
+        self, head: _Head, known: frozenset[int], ended: Mapping[int, JobTrace]
+    ) -> tuple[dict[int, JobTrace], dict[int, LostNode]]:
         """Read the files of the jobs, except those of which workers have told the facts.
 
-        Return the traces of the jobs, and the lost nodes of allocations, by their numbers.
+        ``known``, ``ended``: see `read`. Return the traces of the jobs, and the lost nodes of
+        allocations, by their numbers.
         """
-        names, runs = file_names(self._folder.path / "jobs"), self._present_runs(head)
+        runs = self._present_runs(head)
+        ended = {number: job for number, job in ended.items() if number not in runs}
+        names = self._names_of_jobs(head, runs, known, ended)
+        names = [name for name in names if _number_of(name) not in ended]
         facts, lost_nodes = self._read_facts(names, runs)
-        jobs = {number: JobTrace(one) for number, one in facts.items()}
+        jobs = {**ended, **{number: JobTrace(one) for number, one in facts.items()}}
         for number, kind in job_files(names, "."):
             job = jobs.get(number, _NO_TRACE)
             if kind == "claim":
                 jobs[number] = replace(job, claim=self._claim_of(number, runs.get(number)))
-            elif kind == NOTE:
+            elif kind == NOTE:  # of a cluster of 0.3.0
                 note = clean(self._job_file(job_file(number, kind), self._text))
                 jobs[number] = replace(job, note=note)
+        if NOTE in self._names and head.job is not None:
+            note = clean(self._text(NOTE))
+            jobs[head.job] = replace(jobs.get(head.job, _NO_TRACE), note=note)
         for number, job in jobs.items():
-            if job.facts.node is not None:
+            if job.facts.node is not None and number not in ended:
                 jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
         return jobs, lost_nodes
+
+    def _names_of_jobs(
+        self,
+        head: _Head,
+        runs: Mapping[int, Run],
+        known: frozenset[int],
+        ended: Mapping[int, JobTrace],
+    ) -> list[str]:
+        """Return the names of the files of jobs: of the claims, if workers tell all other facts.
+
+        A head of 0.3.0, which does not tell its number, may have written a note among them.
+        """
+        told = {number for number, run in runs.items() if run["id"]}
+        if known and known.difference(ended) <= told and head.dask.job is not None:
+            return [f"{number}.claim" for number in runs]
+        return file_names(self._folder.path / "jobs")
 
     def _read_facts(
         self, names: Iterable[str], runs: Mapping[int, Run]

@@ -169,8 +169,9 @@ class ClusterHandle:
 
     def usage(self) -> UsageReport:
         """Return where the time of the jobs and the GPU hours went until now."""
-        report, record = self.status(), self.record
-        past = read_history(record.path, report.folder.jobs)
+        monitor = ClusterMonitor([self.record], self._ledger, keep_events=True)
+        report, record = monitor.report(), self.record
+        past = read_history(record.path, report.folder.jobs, report.folder.dask.past)
         return make_usage(report, past, self._ledger.targets(record), time.time())
 
     def logs(

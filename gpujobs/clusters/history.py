@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -152,10 +152,13 @@ class History:
     """Why workers have left that have not connected again, by name."""
 
 
-def read_history(path: Path, jobs: Mapping[int, JobTrace]) -> History:
+def read_history(
+    path: Path, jobs: Mapping[int, JobTrace], last: Sequence[Event] | None = None
+) -> History:
     """Return the history in a cluster's folder; lines that are damaged are left out.
 
-    ``jobs``: their traces in the folder, by number.
+    ``jobs``: their traces in the folder, by number. ``last``: the events of the last attempt, if
+    they were just read.
     """
     folder = Folder(str(path))
     if folder_problem(path):
@@ -171,8 +174,11 @@ def read_history(path: Path, jobs: Mapping[int, JobTrace]) -> History:
         hosts.append(HostSamples(job, node, tuple(host_samples(lines))))
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
-    files = [path / events_file(attempt) for attempt in attempts_in(folder.names())]
-    events = [event for file in files for event in _lines(file, Event)]
+    attempts = attempts_in(folder.names())
+    if last is not None:
+        attempts = attempts[:-1]
+    files = [path / events_file(attempt) for attempt in attempts]
+    events = [*(event for file in files for event in _lines(file, Event)), *(last or ())]
     events += map(oldfolder.as_event, _lines(path / oldfolder.EVENTS, oldfolder.OldEvent))
     return History(
         started=started,

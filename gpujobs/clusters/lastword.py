@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TypedDict
 
@@ -15,7 +15,7 @@ from ..injob.events import DaskWorkers
 from ..injob.folder import Ended, OverMemory, RegisteredWorker
 from ..injob.jobevents import ExitRecord, JobFacts, LostNode
 from ..injob.transport import Choice, Measured
-from ..schedulers import JobId
+from ..schedulers import JobId, JobState, JobStatus
 from ..text import clean
 from .folderstate import FolderState, JobTrace
 from .targets import Count
@@ -44,6 +44,34 @@ class LastJob(_Number, total=False):
     """Where it has ended; missing if its script has not said so."""
     exit_code: int
     ended: float
+
+
+@dataclass(frozen=True)
+class EndedJob:
+    """A job that has ended while its cluster goes on: nothing asks for it, or reads its files."""
+
+    state: JobState
+    files: LastJob
+    native: str = ""
+    """The batch scheduler's own word for the state."""
+    reason: str = ""
+    exit_code: int | None = None
+
+    @property
+    def status(self) -> JobStatus:
+        """The last answer about it."""
+        return JobStatus(self.state, self.native, self.reason, self.exit_code)
+
+    @property
+    def trace(self) -> JobTrace:
+        """What a reader of its files would find."""
+        return _trace(self.files)
+
+
+def ended_job(number: int, status: JobStatus, trace: JobTrace) -> EndedJob:
+    """Return a job that has ended, as its status and its files say."""
+    files = _last_job(number, trace)
+    return EndedJob(status.state, files, status.native, status.reason, status.exit_code)
 
 
 class LastNode(TypedDict):
@@ -135,10 +163,15 @@ class LastWord:
     @property
     def problem(self) -> str:
         """Why it cannot be true, or ""."""
-        for job in self.jobs:
-            if "claim" in job and not JobId.parse(job["claim"]).plausible:
-                return f"{job['claim']!r} is not the id of a job"
-        return ""
+        return wrong_claim(self.jobs)
+
+
+def wrong_claim(jobs: Iterable[LastJob]) -> str:
+    """Return why the claim of a job cannot be true, or ""."""
+    for job in jobs:
+        if "claim" in job and not JobId.parse(job["claim"]).plausible:
+            return f"{job['claim']!r} is not the id of a job"
+    return ""
 
 
 def last_word(state: FolderState) -> LastWord | None:

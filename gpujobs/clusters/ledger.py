@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -38,7 +38,7 @@ from .clusterfolder import (
     write_atomically,
     write_new,
 )
-from .lastword import LastWord
+from .lastword import EndedJob, LastWord, wrong_claim
 from .targets import MOST_WORKERS, Count, Target, Targets, append_targets, read_targets
 
 if TYPE_CHECKING:
@@ -163,6 +163,8 @@ class ClusterRecord:
     """Jobs that were asked to leave."""
     finished: bool = False
     """All jobs are known to have ended; the batch scheduler is not queried any more."""
+    ended: dict[str, EndedJob] = field(default_factory=dict)
+    """Jobs that have ended, by number, while the cluster goes on."""
     outcomes: dict[str, str] = field(default_factory=dict)
     """Of a finished cluster: the state of each job by number. The batch scheduler forgets it."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -190,6 +192,11 @@ class ClusterRecord:
     def replaces(self) -> Replaces:
         """Who replaces lost jobs."""
         return "owner" if self.owner == "client" else "none"
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether each job is on one host, so that one file has all that it says."""
+        return all(group.nodes_per_job == 1 for group in self.groups)
 
     @property
     def elastic(self) -> bool:
@@ -345,6 +352,8 @@ def _contradiction(record: ClusterRecord) -> str:
         return "a name has several lines"
     if record.last and record.last.problem:
         return record.last.problem
+    if problem := wrong_claim(job.files for job in record.ended.values()):
+        return problem
     if not record.path.is_absolute():
         return "`folder` is not an absolute path"
     return ""
@@ -548,22 +557,34 @@ class Ledger:
         with self._locked(record.id):
             now = self.get(record.id)
             if now.intent is None and now.submissions == record.submissions:
-                ended = replace(now, finished=True, outcomes=outcomes, reasons=reasons, last=last)
-                self._save(ended)
+                over = replace(now, finished=True, outcomes=outcomes, reasons=reasons, last=last)
+                self._save(replace(over, ended={}))
+
+    def note_ended(
+        self, cluster_id: str, ended: Mapping[str, EndedJob], returned: Collection[str]
+    ) -> ClusterRecord:
+        """Note jobs that have ended, and those that are in the queue again; return the record."""
+        with self._locked(cluster_id):
+            record = self.get(cluster_id)
+            found = {**record.ended, **ended}
+            found = {number: job for number, job in found.items() if number not in returned}
+            record = replace(record, ended=found)
+            self._save(record)
+        return record
 
     def remove(self, cluster_id: str) -> None:
         """Delete the record of a cluster."""
         for suffix in (".json", _TARGETS, ".lock", ".busy"):
             self._path(cluster_id).with_suffix(suffix).unlink(missing_ok=True)
 
-    def without_removed(self) -> list[ClusterRecord]:
+    def without_removed(self, folders: PresentFolders) -> list[ClusterRecord]:
         """Return all records, oldest first; delete those of clusters that are of no use any more.
 
         They have ended, and their users have removed their folders.
         """
-        kept, present = [], PresentFolders()
+        kept = []
         for record in self.all():
-            if record.finished and record.path not in present and is_removed(record.path):
+            if record.finished and record.path not in folders and is_removed(record.path):
                 with best_effort(), disk_errors(self.folder):
                     self.remove(record.id)
                     continue

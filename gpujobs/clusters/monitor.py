@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ..batch.client import SchedulerClient, never
+from ..batch.client import OLDEST_ANSWER, SchedulerClient, never
 from ..batch.process import HOST, System
 from ..errors import GpujobsError, InputError, UnavailableError
 from ..injob.folder import EndKind
@@ -21,9 +21,9 @@ from . import badnodes
 from . import clusterfolder as folders
 from .cleanup import used_space
 from .clusterfolder import PresentFolders, best_effort, write_atomically
-from .folderstate import FolderReader, FolderState
+from .folderstate import FolderReader, FolderState, JobTrace
 from .judge import judge, unlisted_since
-from .lastword import last_word
+from .lastword import EndedJob, ended_job, last_word
 from .ledger import ClusterRecord, Ledger
 from .owner import gone_owner, has_lease
 from .report import ClusterReport, JobReport
@@ -36,8 +36,6 @@ SLOWEST_QUERY = 60.0
 BACK_OFF = 1.5
 RECOVERY_AGE = 120.0
 """Seconds after which a submission without a reply has been interrupted."""
-OLDEST_ANSWER = 90.0
-"""Seconds by which an answer may be older than its query: some sites cache that of squeue."""
 NO_ANSWER = JobStatus(JobState.UNKNOWN, reason="the batch scheduler does not respond")
 
 logger = logging.getLogger("gpujobs")
@@ -66,19 +64,27 @@ class ClusterMonitor:
         ledger: Ledger,
         *,
         last_words: bool = False,
+        skip_ended: bool = False,
+        keep_events: bool = False,
         stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
-        """Watch clusters, whose records were just read.
+        """Watch clusters.
 
         ``last_words``: those in the records are enough for clusters that have ended.
+        ``skip_ended``: the records are enough for jobs that have ended, of clusters that go on.
+        An owner asks for all, and reads their files: its jobs may start again unlisted.
+        ``keep_events``: see `FolderReader`.
         """
         self.ledger = ledger
         self._last_words = last_words
+        self._skip_ended = skip_ended
         self.system = system
         self.records = list(records)
         self._stopping = stopping
-        self._readers = {record.id: FolderReader(record.path) for record in self.records}
+        self._readers = {
+            record.id: FolderReader(record.path, keep_events=keep_events) for record in self.records
+        }
         self._answers: dict[JobId, JobStatus] = {}
         self._began: dict[JobId, float | None] = {}
         """When jobs had last started before the batch scheduler answered that they wait."""
@@ -87,6 +93,10 @@ class ClusterMonitor:
 
         One that is listed all the same, as it was requeued later, is active again.
         """
+        self._returned: set[JobId] = set()
+        """Jobs that are in the queue again, although they had ended."""
+        self._ended_jobs: dict[str, tuple[Mapping[str, EndedJob], dict[int, JobTrace]]] = {}
+        """Of each record that was read last: its `ended`, and their traces."""
         self._unlisted: dict[str, dict[str, float]] = {}
         """Of the records that could not be written, by cluster."""
         self._present = PresentFolders()
@@ -100,10 +110,22 @@ class ClusterMonitor:
         """Seconds since the last query of the batch scheduler."""
         return self.system.monotonic() - self._last_query
 
-    def reports(self, connected: Iterable[str] | None = None) -> list[ClusterReport]:
-        """Return a report on every cluster; ``connected``: of a monitor of one, see `judge`."""
-        self._present = PresentFolders()
-        self.records = [self._current(record) for record in self.records]
+    def reports(
+        self,
+        connected: Iterable[str] | None = None,
+        *,
+        records: Sequence[ClusterRecord] | None = None,
+        folders: PresentFolders | None = None,
+    ) -> list[ClusterReport]:
+        """Return a report on every cluster; ``connected``: of a monitor of one, see `judge`.
+
+        ``records``, ``folders``: the caller has just read them, else they are read now.
+        """
+        self._present = folders or PresentFolders()
+        if records is None:
+            self.records = [self._current(record) for record in self.records]
+        else:
+            self.records = [self._with_unlisted(record) for record in records]
         states = {record.id: self._read(record) for record in self.records}
         if self.system.monotonic() >= self._next_query:
             self._query(states)
@@ -116,6 +138,7 @@ class ClusterMonitor:
 
     def latest(self, connected: Iterable[str] | None = None) -> ClusterReport:
         """Return a report on the only cluster without a query; see `judge` for ``connected``."""
+        self._present = PresentFolders()
         record = self.records[0] = self._current(self.records[0])
         return self._judge(record, self._read(record), connected)
 
@@ -135,28 +158,51 @@ class ClusterMonitor:
         return report
 
     def _current(self, record: ClusterRecord) -> ClusterRecord:
-        """Return the record as it is now: another process may have scaled the cluster.
-
-        At the first look, one whose last word is enough was just read.
-        """
-        if self._last_query == -math.inf and self._has_said_all(record):
-            return record
+        """Return the record as it is now: another process may have scaled the cluster."""
         try:
-            found = self.ledger.get(record.id)
+            return self._with_unlisted(self.ledger.get(record.id))
         except GpujobsError:  # removed, or damaged meanwhile
             return record
-        return replace(found, unlisted=self._unlisted.get(record.id, found.unlisted))
+
+    def _with_unlisted(self, record: ClusterRecord) -> ClusterRecord:
+        """Return the record with what could not be written into it."""
+        return replace(record, unlisted=self._unlisted.get(record.id, record.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
         """Read a cluster's folder; jobs that have started since an answer do not wait any more."""
         if record.last and self._has_said_all(record):
             return record.last.state()
-        state = self._readers[record.id].read()
+        jobs = record.jobs if record.on_one_host else ()
+        ended = self._ended(record)
+        state = self._readers[record.id].read(self._present, jobs, ended)
         for number, job in record.current_jobs(state.claims).items():
             began = state.job(number).began
             if job in self._began and began not in (None, self._began[job]):
                 self._answers[job] = JobStatus(JobState.RUNNING)
         return state
+
+    def _ended(self, record: ClusterRecord) -> dict[int, JobTrace]:
+        """Return the traces of the jobs that have ended, as a record says, and are not back.
+
+        If no other job is known, the batch scheduler is asked for all: one may have started again.
+        """
+        if not self._skip_ended or len(record.ended) == len(record.jobs):
+            return {}
+        known, found = self._ended_jobs.get(record.id, ({}, {}))
+        if record.ended is not known:
+            found = {}
+            newest = {job: number for number, job in record.jobs.items()}
+            for text, ended in record.ended.items():
+                number, trace = int(text), ended.trace
+                job = trace.claim or record.jobs.get(number)
+                # A batch scheduler that was restored may have given the id again.
+                if job is None or job in self._returned or newest.get(job, number) != number:
+                    continue
+                self._answers.setdefault(job, ended.status)
+                self._settled.add(job)
+                found[number] = trace
+            self._ended_jobs[record.id] = record.ended, found
+        return found
 
     def _has_said_all(self, record: ClusterRecord) -> bool:
         """Return whether the last word of a cluster is enough; not if its folder was removed."""
@@ -197,7 +243,25 @@ class ClusterMonitor:
         gone = report.jobs and not any(job.in_queue for job in report.jobs)
         if gone and report.finished and not (record.finished and record.last):
             self._remember_outcomes(report)
+        elif self._skip_ended and not record.finished:
+            self._remember_ended(report)
         return report
+
+    def _remember_ended(self, report: ClusterReport) -> None:
+        """Note in the record which jobs have ended, so that no other process asks for them."""
+        record = report.record
+        new: dict[str, EndedJob] = {}
+        for job in report.jobs:
+            unasked = job.unseen or job.job not in self._answers
+            if not (job.in_queue or unasked or str(job.number) in record.ended):
+                status = JobStatus(job.state, job.native, job.reason, job.exit_code)
+                new[str(job.number)] = ended_job(job.number, status, report.folder.job(job.number))
+        back = [str(job.number) for job in report.jobs if job.in_queue]
+        back = [number for number in back if number in record.ended]
+        if record.on_one_host and not record.planned and (new or back):
+            with best_effort():
+                updated = self.ledger.note_ended(record.id, new, back)
+                self.records = [updated if one.id == record.id else one for one in self.records]
 
     def _remember_outcomes(self, report: ClusterReport) -> None:
         outcomes = {str(job.number): job.state.value for job in report.jobs}
@@ -253,7 +317,13 @@ class ClusterMonitor:
             return
         before = dict(self._answers)
         self._answers.update(answers)
+        returned = {job for job in answers if job in self._settled and answers[job].in_queue}
+        self._settled -= returned
+        self._returned |= returned
         for record in group:
+            if returned.intersection(record.current_jobs(states[record.id].claims).values()):
+                self._ended_jobs.pop(record.id, None)
+                states[record.id] = self._read(record)  # its files tell of the new start
             self._note_waiting(record, states[record.id], before)
             self._remember_unlisted(record, states[record.id], answers)
 
@@ -341,8 +411,9 @@ def still_queued(
     batch scheduler is not asked any more. If its queue has one of them, it is active again.
     """
     found: dict[str, str] = {}
+    present = PresentFolders()
     for group in _by_batch_scheduler(record for record in records if record.submissions):
-        states = {record.id: FolderReader(record.path).read() for record in group}
+        states = {record.id: FolderReader(record.path).read(present) for record in group}
         jobs = {record.id: _jobs_of(record, states[record.id]) for record in group}
         try:
             client = client_of(group[0], timeout=QUERY_TIMEOUT, system=system)
@@ -398,6 +469,8 @@ def recover_submission(
     """Complete a submission that was interrupted before the batch scheduler replied.
 
     One that may still be under way is left alone. ``at_once``: its job is looked for all the same.
+    The claim of a job proves that it was accepted, also if the batch scheduler does not list it any
+    more.
     """
     if record.intent is None:
         return record
@@ -410,16 +483,19 @@ def recover_submission(
         if recent:
             found = min(client.find(record.id) - known, default=None)
         else:  # without a job, it is given up
-            found = client.accepted(record.id, known)
+            found = client.accepted(record.id, known, system.time() - record.intent.time)
     except GpujobsError:
         return record
+    claimed = record.claimed_intent()
     if record.planned:
         # The jobs of a copy of the folder have the same name. Only the claim of a job, which is in
         # the folder of its submission, says whose it is.
-        if claimed := record.claimed_intent():
+        if claimed:
             return ledger.end_submission(record.id, claimed)
         if found:
             return record
+    elif claimed:
+        return record_submission(record, claimed.id, ledger, client)
     elif found:
         return record_submission(record, found, ledger, client)
     if recent:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypedDict
 
-from ..injob.events import DaskWorkers, Event
+from ..injob.events import DaskWorkers, Event, scheme_of
 from ..injob.folder import Gpu, JsonObject, OverMemory, RegisteredWorker
 from ..injob.jobevents import JobEvent, LostNode
 from ..injob.names import job_file
@@ -64,6 +64,7 @@ def read_workers(load: Callable[[str, Any], JsonObject]) -> DaskWorkers:
         over_memory=registry.get("over_memory", {}),
         ends_at=registry.get("ends_at"),
         ends_by=registry.get("ends_by", ""),
+        scheme=scheme_of(scheduler.get("address")),
     )
 
 

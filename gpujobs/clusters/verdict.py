@@ -3,6 +3,10 @@
 `ClusterHandle.wait` writes it; without that `judge.pyz` does, which the head starts. That archive
 has the modules that judge a cluster: for Python 3.9, with the standard library only. A batch
 scheduler of another package is packed with its package.
+
+They are 36 outside of `injob`. Inventories of nodes and `batch.receive` are 7 that it does not
+need; no more go unless the class of each batch scheduler, also of other packages, becomes two: one
+that reads answers, one that plans.
 """
 
 from __future__ import annotations
@@ -113,7 +117,7 @@ def write_record(record: ClusterRecord) -> None:
     scheduler = get_scheduler(record.scheduler)(record.multi_cluster)
     found = {name: which(name) for name in all_commands(scheduler)}
     commands = {name: path for name, path in found.items() if path} | record.commands
-    known = replace(record, commands=commands, targets=())
+    known = replace(record, commands=commands, targets=(), ended={})
     write_atomically(record.path / RECORD, json.dumps(asdict(known)))
 
 

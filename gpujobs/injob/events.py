@@ -5,7 +5,7 @@ the epoch, for people and intervals, never for order) and the keys of `Event`:
 
 | event | means |
 |---|---|
-| opened | the dask scheduler listens; `version` of these words |
+| opened | the dask scheduler listens; `version` of these words, `job` of the head |
 | connected, disconnected | of a worker; `row`: its address, GPUs, CPUs and memory |
 | over memory | a worker was restarted, or is paused, because of its memory; or neither any more |
 | draining, undrained | a worker begins to leave, and `why`; it stays after all |
@@ -64,6 +64,8 @@ class Event(TypedDict, total=False):
     address: str
     dashboard: int
     """Port."""
+    job: int
+    """Number of the head's job; missing if a Python process has the dask scheduler."""
     worker: str
     row: RegisteredWorker
     restarts: int
@@ -93,6 +95,11 @@ class LostTasks:
     """For which the longest had run."""
 
 
+def scheme_of(address: str | None) -> str:
+    """Return the protocol of an address, as ``tls`` of ``tls://n1:40123``; "" without one."""
+    return str(address or "").partition("://")[0]
+
+
 @dataclass
 class DaskWorkers:
     """The workers of a dask scheduler, its clients and its end."""
@@ -116,6 +123,12 @@ class DaskWorkers:
     ends_by: str = ""
     idle_reason: str = ""
     """Why the cluster ends without work; "" while it does not."""
+    job: int | None = None
+    """Number of the head's job, if the dask scheduler has told it."""
+    scheme: str = ""
+    """The protocol of its address, also after its end."""
+    past: list[Event] | None = field(default=None, compare=False)
+    """All events, oldest first; None if they are not kept."""
 
     @property
     def seen(self) -> frozenset[str]:
@@ -141,9 +154,13 @@ class DaskWorkers:
     def feed(self, event: Event) -> None:
         """Take over an event; one that is not known changes nothing."""
         kind, worker = event.get("event"), event.get("worker", "")
+        if self.past is not None:
+            self.past.append(event)
         if kind == "opened":
-            vars(self).update(vars(DaskWorkers(event.get("address"), event.get("dashboard"))))
-            self.clients = 0
+            address, dashboard = event.get("address"), event.get("dashboard")
+            new = DaskWorkers(address, dashboard, clients=0, job=event.get("job"))
+            new.scheme, new.past = scheme_of(address), self.past
+            vars(self).update(vars(new))
         elif kind == "closed":
             self.address = self.dashboard = None
         elif kind == "connected":
@@ -181,6 +198,7 @@ class DaskWorkers:
             gone=dict(self.gone),
             over_memory=dict(self.over_memory),
             lost=dict(self.lost),
+            past=None if self.past is None else [*self.past],
         )
 
 
@@ -266,8 +284,9 @@ class LineReader(Generic[AnyState]):
 class EventReader(LineReader[DaskWorkers]):
     """Reads the events of the dask scheduler of one attempt."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, DaskWorkers())
+    def __init__(self, path: Path, *, keep: bool = False) -> None:
+        """``keep``: all events."""
+        super().__init__(path, DaskWorkers(past=[] if keep else None))
 
 
 # -- the writer ------------------------------------------------------------------------------------

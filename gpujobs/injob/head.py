@@ -15,7 +15,7 @@ from .folder import EXIT_STOPPED, Ended, EndKind, heartbeat_file, modified_at
 from .job import STOPPED_CODES, Job, JobExit, enough_workers, failure, last_attempt_text, over
 from .log import failed_node, log, reason_in, with_reason
 from .memory import over_memory_message, paused_message, with_memory
-from .names import CERTIFICATE, NOTE, PREPARES, PROTOCOL, RUN, is_encrypted, job_file
+from .names import CERTIFICATE, NOTE, PREPARES, PROTOCOL, RUN, is_encrypted
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
 from .transport import Choice, HeadsChoice
@@ -455,7 +455,7 @@ class Head(Job):
 
     def _check_clients(self) -> None:
         """Note that `run` has no client: if it waits for another dask scheduler, it never ends."""
-        now, note = time.monotonic(), self.folder.path / job_file(self.options.job, NOTE)
+        now, note = time.monotonic(), self.folder.path / NOTE
         if self.command is None or now - self._clients_time < _CLIENTS_INTERVAL:
             return
         self._clients_time = now

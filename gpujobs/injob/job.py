@@ -36,7 +36,7 @@ from .jobevents import (
 )
 from .log import Walltime, launcher_reason, log, nodes_seen, with_reason
 from .mps import MpsError, MpsService, is_provided, shared
-from .names import UCX_WARNINGS, group_prefix, job_name, job_worker_names
+from .names import NOTE, UCX_WARNINGS, group_prefix, job_name, job_worker_names
 from .network import node_name
 from .options import SuperviseOptions
 from .presets import preset
@@ -83,7 +83,7 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 STOPPED_CODES = (None, 0, *(128 + number for number in _STOPS))
 """Exit codes of a `run` that was stopped, and that the next attempt continues; None: it runs."""
 
-_OF_HEAD = (TRANSPORT, SCRIPT_ENDED, "rank-error")
+_OF_HEAD = (TRANSPORT, NOTE, SCRIPT_ENDED, "rank-error")
 """Files of the head and its own processes."""
 
 

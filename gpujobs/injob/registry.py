@@ -105,7 +105,9 @@ async def dask_setup(server: Scheduler | Worker) -> None:
         folder = Folder(os.environ["GPUJOBS_FOLDER"])
         rules = parse_rules(os.environ.get(END_AFTER, ""))
         attempt = int(os.environ.get("GPUJOBS_ATTEMPT", "1"))
-        WorkerRegistry(server, str(folder.path), rules, attempt=attempt).install()
+        run = json.loads(os.environ.get(RUN_OF_JOB, "null")) or {}
+        job = run.get("job")
+        WorkerRegistry(server, str(folder.path), rules, attempt=attempt, job=job).install()
         if "scheduler.json" not in folder.names():  # dask_mpi.initialize() writes none
             folder.write("scheduler.json", server.identity())
 
@@ -150,10 +152,12 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         end_after: Mapping[str, int],
         *,
         attempt: int = 1,
+        job: int | None = None,
         in_owner: bool = False,
     ) -> None:
         """``end_after``: when a cluster without work ends, seconds by rule (see `demand`).
 
+        ``job``: number of the head's.
         ``in_owner``: the dask scheduler is in the process that owns the cluster, so that no head
         ends it.
         """
@@ -165,6 +169,7 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         self._over_memory: dict[str, OverMemory] = {}
         self._paused: dict[str, int] = {}
         """Bytes of workers when they were first paused: one that pauses often is reported once."""
+        self._job = job
         self._events = EventQueue()
         self._lines = AppendedLines(self._folder, events_file(attempt))
         self._write_planned = False
@@ -189,6 +194,8 @@ class WorkerRegistry(SchedulerPlugin):  # type: ignore[misc]
         opened = Event(event="opened", version=VERSION, address=identity["address"])
         if dashboard := identity["services"].get("dashboard"):
             opened["dashboard"] = dashboard
+        if self._job is not None:
+            opened["job"] = self._job
         self._add(opened)
         self._scheduler.add_plugin(self, name=_NAME)
         end_handshakes_with(self._scheduler.listeners)

@@ -210,6 +210,7 @@ class HeadsChoice:
     def settle(self, pause: Callable[[float], None]) -> Choice:
         """Return the choice, also in `transport.json`; ``scheme``: "" if no protocol works.
 
+        Without that file there is nothing to say but the protocol, which is in dask's address.
         ``pause`` waits for some seconds, and keeps the job alive.
         """
         if self._trial is not None:
@@ -218,7 +219,8 @@ class HeadsChoice:
         choice = self._choose()
         for text in filter(None, (choice.text(), choice.reason, choice.remark)):
             log(text)
-        self._folder.write(TRANSPORT, choice.json())
+        if choice != Choice(choice.scheme):
+            self._folder.write(TRANSPORT, choice.json())
         return choice
 
     def _tried(self, trial: ManagedProcess, pause: Callable[[float], None]) -> Measured:

@@ -122,6 +122,8 @@ class Scheduler(ABC):
     """How it reports its queues and nodes; None if gpujobs cannot ask for them."""
     away: ClassVar[re.Pattern[str]] = re.compile("(?!)")
     """Messages of a command that did not reach the batch scheduler, or that found it busy."""
+    unsent: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+    """Messages of the submit command after which it is certain that nothing was submitted."""
     ended: ClassVar[re.Pattern[str]] = re.compile("(?!)")
     """Messages of a cancel about jobs that had ended already."""
     host_faults: ClassVar[Mapping[str, str]] = {}

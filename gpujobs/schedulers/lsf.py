@@ -231,6 +231,7 @@ class LSF(Scheduler):
         r"batch daemon (cannot fork|internal error)|query limit",
         re.I,
     )
+    unsent = re.compile(r"job not submitted", re.I)
     ended = re.compile(  # "Operation is in progress" is the reply to a cancel of a whole array
         r"already finished|no matching job found|operation is in progress|is being terminated|"
         r"is not found",

@@ -271,6 +271,7 @@ class PBS(Scheduler):
         r"system error",
         re.I,
     )
+    unsent = re.compile(r"qsub: cannot connect to server", re.I)
     ended = re.compile(
         r"unknown (job|array) id|nonexistent job id|job has finished|has finished|"
         r"invalid (for )?state (of|for) job",

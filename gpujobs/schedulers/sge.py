@@ -181,6 +181,7 @@ class GridEngine(Scheduler):
     inventory = GridEngineInventory
     warns_all_processes = True  # the script asks for them: -notify
     prefix = "#$"
+    unsent = re.compile(r"unable to contact qmaster|connection refused", re.I)
     environment = (
         "SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_ARCH",
         "SGE_QMASTER_PORT", "SGE_EXECD_PORT",

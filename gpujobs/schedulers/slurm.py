@@ -252,6 +252,9 @@ class Slurm(Scheduler):
         r"authentication error|unable to create job record",
         re.I,
     )
+    unsent = re.compile(
+        r"connect failure|munge encode failed|job queue full|unable to accept job", re.I
+    )
     host_faults: ClassVar = {
         "munge (en|de)code failed: (failed to|socket)": "munged does not run on this host"
     }

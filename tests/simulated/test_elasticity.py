@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpujobs.batch.client import SchedulerClient
 from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import RECOVERY_AGE, ClusterMonitor, recover_submission
 from gpujobs.clusters.progress import LibraryProgress
@@ -21,6 +22,7 @@ from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.schedulers import CommandResult
+from gpujobs.schedulers.slurm import Slurm
 
 from ..conftest import slow_variant
 from ..support.churn import CPU_QUEUE, GROUPS
@@ -625,6 +627,64 @@ def test_answers_that_lack_rows_do_not_submit_a_job_twice(tmp_path: Path) -> Non
         assert len(slurm.jobs) == len(slurm.alive) == 2 and not slurm.lost
 
     run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
+
+
+def test_answers_that_lack_the_same_row_do_not_submit_a_job_twice(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        assert isinstance(slurm, LossySlurm)
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        slurm.lost = [1] * 8
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 1
+        await cluster.scale_to(2)
+        assert len(slurm.jobs) == len(slurm.alive) == 2 and not slurm.lost
+
+    run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
+
+
+@dataclass
+class CachedSlurm(SimulatedSlurm):
+    """A wrapper of squeue keeps each answer for a minute, as some sites have it."""
+
+    kept: dict[tuple[str, ...], tuple[float, CommandResult]] = field(default_factory=dict)
+
+    def _answer(self, words: tuple[str, ...], stdin: str) -> CommandResult:
+        if words[0] != "squeue":
+            return super()._answer(words, stdin)
+        until, result = self.kept.get(words, (0.0, None))
+        if result is None or self.seconds >= until:
+            result = super()._answer(words, stdin)
+            self.kept[words] = self.seconds + 60, result
+        return result
+
+
+def test_answers_from_before_a_submission_do_not_submit_it_twice(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        client = SchedulerClient(Slurm(), system=slurm)
+        client.find(cluster.id)  # which is kept
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 1
+        await cluster.scale_to(2)
+        assert len(slurm.jobs) == len(slurm.alive) == 2
+
+    run(tmp_path, story, CachedSlurm(tmp_path, Random(0)))
+
+
+def test_a_job_that_has_left_the_queue_before_it_was_found_is_not_submitted_again(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        (sent,) = cluster.pool.record.submissions
+        slurm.vanish(slurm.jobs[0])
+        intent = replace(sent, id="", time=slurm.time() - RECOVERY_AGE)
+        record = cluster.ledger.update(cluster.id, submissions=(), intent=intent)
+        record = recover_submission(record, cluster.ledger, system=slurm)
+        assert [found.id for found in record.submissions] == [sent.id] and record.intent is None
+
+    run(tmp_path, story)
 
 
 def test_an_answer_that_lacks_a_row_does_not_give_up_an_interrupted_submission(

@@ -43,6 +43,7 @@ sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2"
 sbatch: error: Batch job submission failed: Protocol authentication error
 """
 UNREACHABLE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+NO_REPLY = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 REFUSED = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed"
 
 
@@ -322,6 +323,7 @@ class SimulatedSlurm(System):
         if away:
             if words[0] == "sbatch" and self.random.random() < self.accept_while_away:
                 self._sbatch(stdin)
+                return CommandResult(words, 1, "", NO_REPLY)
             return CommandResult(words, 1, "", UNREACHABLE)
         result = self._answer(words, stdin)
         if how == "torn" and result.stdout and self.random.random() < TORN:

@@ -17,6 +17,7 @@ from gpujobs.cli.main import main
 from gpujobs.clusters import cleanup
 from gpujobs.clusters import clusterfolder as folder
 from gpujobs.clusters.cleanup import leftovers
+from gpujobs.clusters.clusterfolder import PresentFolders
 from gpujobs.clusters.ledger import ClusterRecord, Ledger, Submission
 from gpujobs.errors import GpujobsError
 
@@ -265,7 +266,7 @@ def test_status_mentions_large_folders(
     add: Callable[..., ClusterRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = add("a-0000")
-    assert cleanup.note(Ledger().all()) == ""
+    assert cleanup.note(Ledger().all(), PresentFolders()) == ""
     for number in range(cleanup.MANY_FILES + 1):
         (record.path / f"{number}").touch()
     monkeypatch.setattr(cleanup, "_WALK", 30.0)  # this machine may be busy
@@ -273,7 +274,7 @@ def test_status_mentions_large_folders(
     assert note in CliRunner().invoke(main, ["status"]).output
     assert note not in CliRunner().invoke(main, ["status", "--json"]).output
     monkeypatch.setattr(cleanup, "_WALK", 0.0)
-    assert cleanup.note(Ledger().all()) == ""
+    assert cleanup.note(Ledger().all(), PresentFolders()) == ""
 
 
 def test_as_many_files_as_are_allowed_are_not_mentioned(
@@ -285,6 +286,6 @@ def test_as_many_files_as_are_allowed_are_not_mentioned(
     monkeypatch.setattr(cleanup, "MANY_FILES", present + 2)
     for number in range(2):
         (record.path / f"{number}").touch()
-    assert cleanup.note(Ledger().all()) == ""
+    assert cleanup.note(Ledger().all(), PresentFolders()) == ""
     (record.path / "2").touch()
-    assert "have left more than" in cleanup.note(Ledger().all())
+    assert "have left more than" in cleanup.note(Ledger().all(), PresentFolders())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpujobs.clusters.folderstate import FolderReader, read_state
-from gpujobs.clusters.history import Connection, read_history
+from gpujobs.clusters.history import Connection, History, read_history
 from gpujobs.injob.events import (
     VERSION,
     DaskWorkers,
@@ -199,6 +199,22 @@ def test_the_history_is_of_all_attempts(tmp_path: Path) -> None:
         Connection("a", 1.0, 3.0, ("GPU-0", "GPU-1")),
         Connection("b", 5.0),
     }
+
+
+def test_the_events_of_the_last_attempt_are_read_once(tmp_path: Path) -> None:
+    write_events(tmp_path, OPENED, connected("a", 1.0), disconnected("a", 3.0))
+    write_events(tmp_path, OPENED, connected("b", 5.0), OPENED, connected("c", 6.0), attempt=2)
+    whole = read_history(tmp_path, {})
+    reader = FolderReader(tmp_path, keep_events=True)
+    assert reader.read().dask == read_state(tmp_path).dask
+    found: list[History] = []
+
+    def read() -> None:
+        found.append(read_history(tmp_path, {}, reader.read().dask.past))
+
+    assert opened_by(read, tmp_path).count("workers-2.jsonl") == 1
+    assert found == [whole] and {one.worker for one in whole.connections} == {"a", "b", "c"}
+    assert read_state(tmp_path).dask.past is None
 
 
 def test_a_look_at_thousands_of_workers_reads_only_what_is_new(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpujobs.clusters.folderstate import read_state
 from gpujobs.injob.folder import TRANSPORT, Folder
 from gpujobs.injob.gpus import gpu_models, hidden_gpus
 from gpujobs.injob.network import node_name
@@ -24,6 +25,7 @@ from gpujobs.injob.transport import (
 )
 
 from ..support.each import each
+from ..support.events import write_events
 
 BOTH = ("ucxx", "tls")
 
@@ -161,3 +163,14 @@ def test_a_check_of_ucxx_that_fails_says_where_and_why(
     assert found.scheme == ("tls" if problem else "ucxx")
     # The head has no GPU: each job with workers chooses the settings of UCX, which tls has none of.
     assert found.environ == ({} if problem else None)
+
+
+def test_a_head_that_has_nothing_to_say_about_its_protocol_writes_no_file(tmp_path: Path) -> None:
+    """The protocol is in the address of the dask scheduler, which `status` reads anyhow."""
+    (tmp_path / "logs").mkdir()
+    options = SuperviseOptions(folder=str(tmp_path), job=0, started=time.time(), schemes=("tls",))
+    assert HeadsChoice(options, {}).settle(time.sleep) == Choice("tls")
+    assert not (tmp_path / TRANSPORT).exists()
+    write_events(tmp_path, {"event": "opened", "address": "tls://n1:1"}, {"event": "closed"})
+    state = read_state(tmp_path)
+    assert (state.transport, state.scheme, state.encrypted) == (Choice("tls"), "tls", True)

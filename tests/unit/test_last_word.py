@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,11 +20,10 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submissi
 from gpujobs.errors import GpujobsError
 
 from ..support.events import write_events
+from ..support.filecalls import file_calls
 from ..support.transcripts import SQUEUE_HEADER
 
 START = 1795421662.0
-STATS = ("stat", "lstat", "access", "readlink")
-"""Functions of `os`, in which those of `Path` end."""
 
 
 @pytest.fixture
@@ -102,30 +98,6 @@ def shown(*arguments: str) -> str:
     result = CliRunner().invoke(main, ["status", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
-
-
-def file_calls(function: Callable[[], object]) -> list[str]:
-    """Return the calls that a function makes in this process and that name a file or a folder."""
-    found: list[str] = []
-    watching = [True]
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        named = event in ("os.listdir", "os.scandir")
-        if watching and (named or (event == "open" and not isinstance(arguments[0], int))):
-            found.append(event)
-
-    def profile(_: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call" and argument.__name__ in STATS:
-            found.append(argument.__name__)
-
-    sys.addaudithook(hook)
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-        watching.clear()
-    return found
 
 
 def test_two_hundred_ended_clusters_cost_one_open_each(ledger: Ledger) -> None:
@@ -229,9 +201,9 @@ def test_the_last_word_knows_the_space_of_the_folder(
         len(names) + len(inside) for _, names, inside in os.walk(record.path)
     )
     monkeypatch.setattr(cleanup, "_WALK", 0.0)
-    assert cleanup.note(ledger.all()) == ""
+    assert cleanup.note(ledger.all(), folders.PresentFolders()) == ""
     monkeypatch.setattr(cleanup, "MANY_FILES", last.files - 1)
-    assert "have left more than" in cleanup.note(ledger.all())
+    assert "have left more than" in cleanup.note(ledger.all(), folders.PresentFolders())
     monkeypatch.setattr(cleanup, "MANY_FILES", 10**6)
     monkeypatch.setattr(cleanup, "MUCH_SPACE", last.size - 1)
-    assert "have left more than 1GiB" in cleanup.note(ledger.all())
+    assert "have left more than 1GiB" in cleanup.note(ledger.all(), folders.PresentFolders())

@@ -182,3 +182,72 @@ def test_the_output_of_a_command_that_does_not_end_is_reported(tmp_path: Path) -
     assert stopped.exit_code is None
     assert stopped.first_line == f"{script} did not respond within 1 s: {text}"
     assert get_scheduler("slurm")().reply(stopped) is Reply.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "stderr", "certain"),
+    [
+        (
+            "slurm",
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv",
+            False,
+        ),
+        (
+            "slurm",
+            "Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            True,
+        ),
+        ("slurm", "Unable to contact slurm controller (receive failure)", False),
+        ("pbs", "Connection refused\nqsub: cannot connect to server node1 (errno=15010)", True),
+        ("pbs", "qsub: End of File", False),
+        ("torque", "qsub: cannot connect to server node1 (errno=111) Connection refused", True),
+        ("lsf", "Contacting batch daemon: Communication timeout. Job not submitted.", True),
+        ("lsf", "batch system daemon not responding ... still trying", False),
+        ("sge", "error: commlib error: got select error (Connection refused)", True),
+        (
+            "sge",
+            "failed receiving gdi request response for mid=1 (got syncron message receive timeout error).",
+            False,
+        ),
+    ],
+)
+def test_some_failures_are_certain_to_have_submitted_nothing(
+    name: str, stderr: str, certain: bool
+) -> None:
+    assert bool(get_scheduler(name)().unsent.search(stderr)) is certain
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_submission_without_a_reply_is_tried_once_more_when_it_cannot_be_there(
+    tmp_path: Path, again: bool
+) -> None:
+    class Lossy(System):
+        now = 0.0
+
+        def __init__(self) -> None:
+            self.sent: list[float] = []
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+        def run(self, argv: Any, **_: Any) -> CommandResult:
+            words = tuple(argv)
+            if words[0] == "squeue":
+                return CommandResult(words, 0, SQUEUE_FOUND_HEADER)
+            self.sent.append(self.now)
+            if again and len(self.sent) == 2:
+                return CommandResult(words, 0, "7\n")
+            return CommandResult(words, 1, "", "sbatch: error: Socket timed out on send/recv")
+
+    system = Lossy()
+    client = SchedulerClient(get_scheduler("slurm")(), system=system)
+    if again:
+        assert client.submit("#!/bin/sh\n", "svd-7f3a", [], tmp_path) == "7"
+    else:
+        with pytest.raises(UnavailableError, match="has not accepted the job"):
+            client.submit("#!/bin/sh\n", "svd-7f3a", [], tmp_path)
+    first, second = system.sent
+    assert first == 0 and 90 <= second < 110

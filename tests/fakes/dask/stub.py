@@ -89,7 +89,8 @@ class Scheduler:
         self._listener = socket.create_server((host, 0))
         self.address = f"{protocol}://{host}:{self._listener.getsockname()[1]}"
         self._folder.write(path.name, {"type": "Scheduler", "address": self.address, "workers": {}})
-        self._event("opened", version=VERSION, address=self.address)
+        job = json.loads(os.environ["GPUJOBS_RUN_OF_JOB"])["job"]
+        self._event("opened", version=VERSION, address=self.address, job=job)
 
     def serve(self) -> None:
         """Accept connections until the process ends."""

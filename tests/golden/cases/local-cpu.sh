@@ -49,7 +49,6 @@ gpujobs_fail() {
     (set -C; printf '{"kind": "failed", "exit_code": 70, "reason": %s, "job": %d, "time": %d}\n' \
         "$reason" "$GPUJOBS_JOB" "$(date +%s)" > ended) 2> /dev/null
 }
-rm -f "jobs/$GPUJOBS_JOB.note"
 gpujobs_event script ', "version": 1'
 trap gpujobs_leave EXIT
 trap 'exit 143' TERM INT HUP USR1 USR2

@@ -71,7 +71,6 @@ gpujobs_fail() {
 claim=jobs/$GPUJOBS_JOB.claim id="${SLURM_ARRAY_JOB_ID}[$SLURM_ARRAY_TASK_ID]"
 (set -C; echo "$id" > "$claim") 2> /dev/null || [ "$(cat "$claim")" = "$id" ] || {
     echo "gpujobs: $id is superfluous: job $GPUJOBS_JOB is $(cat "$claim")"; exit 0; }
-rm -f "jobs/$GPUJOBS_JOB.note"
 gpujobs_event script ', "version": 1'
 gpujobs_in_setup='' gpujobs_exit_trap='' gpujobs_failed=''
 trap gpujobs_leave EXIT
