@@ -339,7 +339,7 @@ class Handshakes:
         """Stop the listener, and close the connections."""
         self._stop()
         self._stopped = True
-        for stream in self._streams:
+        for stream in tuple(self._streams):
             stream.close()
 
 

@@ -399,7 +399,8 @@ def test_unreadable_home_submits_nothing(local: Cli) -> None:
 
 
 HUNGRY = """
-import time
+import os, time
+from pathlib import Path
 from distributed import Client, KilledWorker
 
 def eat():
@@ -414,7 +415,9 @@ if __name__ == "__main__":
             client.submit(eat).result()
         except KilledWorker:
             print("KilledWorker")
-            time.sleep(3)  # the event of the last restart arrives after the error
+            events = Path(os.environ["GPUJOBS_FOLDER"], "workers-1.jsonl")
+            while '"restarts": 4' not in events.read_text():
+                time.sleep(0.1)  # the event of the last restart arrives after the error
             raise
 """
 

@@ -75,6 +75,14 @@ def test_cancel_waits_for_no_tasks_of_a_cluster_that_is_scaled_elsewhere(
     assert done.returncode == 2 and "--orphans and --drain exclude each other" in done.stderr
 
 
+@pytest.mark.parametrize("others", [("--here",), ("-o", "folder"), ("--here", "-o", "folder")])
+def test_render_prints_one_thing(run, tmp_path: Path, others: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "svd.yaml").write_text("gpus: 4\nrun: [python]\n")
+    words = ("svd.yaml", "--site", "example-slurm", *others)
+    done = run("render", *words, *(["--job", "0"] if len(others) < 3 else []))
+    assert done.returncode == 2 and "--job, --here and -o exclude each other" in done.stderr
+
+
 # -- sites, schema -------------------------------------------------------------------------------------------------
 def test_sites_are_found_in_four_places(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     listed = run("sites", "list").stdout

@@ -18,16 +18,14 @@ from gpujobs.injob.network import end_handshakes_with
 
 from ..support.processes import patience
 
-OPTIONS: dict[str, Any] = {
-    "n_workers": 0, "gpus_per_job": 0, "network": {"dashboard": "off"}, "quiet": True, "silence_logs": False,
-}  # fmt: skip
+QUIET: dict[str, Any] = {"n_workers": 0, "network": {"dashboard": "off"}, "quiet": True}
 
 
 def test_a_connection_in_its_handshake_ends_with_the_cluster_and_nothing_is_logged(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Processes of a job have such connections when the cluster cancels it: they unregister."""
-    with gpujobs.GPULocalCluster(**OPTIONS) as cluster:
+    with gpujobs.GPULocalCluster(gpus_per_job=0, silence_logs=False, **QUIET) as cluster:
         address = urlsplit(cluster.scheduler_address)
         with socket.create_connection((address.hostname, address.port), patience(60)) as connection:
             cluster.get_client()  # a later connection: the first one is accepted
@@ -57,9 +55,10 @@ def test_a_connection_that_is_accepted_when_its_listener_stops_is_closed() -> No
     asyncio.run(story())
 
 
-def test_a_closed_cluster_does_not_adapt(home: Path) -> None:
-    with gpujobs.GPULocalCluster(**OPTIONS) as cluster:
-        adaptive = cluster.adapt(minimum=0, maximum=1, interval="1h")
-        assert adaptive.state in ("starting", "running")
+def test_a_closed_cluster_adapts_no_group(home: Path) -> None:
+    groups = {name: {"gpus": 0, "workers": {"memory": "1GiB"}} for name in ("first", "second")}
+    with gpujobs.GPULocalCluster(groups=groups, **QUIET) as cluster:
+        adaptive = [cluster.adapt(group=name, minimum=0, maximum=1) for name in groups]
+        assert all(one.state in ("starting", "running") for one in adaptive)
         cluster.close()
-        assert adaptive.state == "stopped"
+        assert [one.state for one in adaptive] == ["stopped", "stopped"]

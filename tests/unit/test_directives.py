@@ -10,7 +10,7 @@ import pytest
 from gpujobs.schedulers import get_scheduler
 
 from ..support.each import each
-from .support import error_of, made_plan
+from .support import SLURM, error_of, made_plan
 
 HEAD = {
     "slurm": "--gres=gpu:{gpus_per_node}",
@@ -102,6 +102,20 @@ def test_a_line_of_the_site_cannot_replace_a_built_in_request(home: Path) -> Non
     (home / "s.yaml").write_text((home / "s.yaml").read_text().replace("gpu:1", "nvme:100"))
     (jobs,) = made_plan(home, "gpus: 4\n").groups
     assert [line for line in jobs.lines if "gres" in line] == ["--gres=gpu:4,nvme:100"]
+
+
+@pytest.mark.parametrize(
+    ("account", "author"),
+    [("{directive: '--account={account}'}", "the site"), ("{required: true}", "gpujobs")],
+)
+def test_who_writes_the_directive_of_the_account_is_named(
+    home: Path, account: str, author: str
+) -> None:
+    text = re.sub("^account: .*", f"account: {account}", SLURM, flags=re.M)
+    (home / "s.yaml").write_text(text)
+    message = error_of(home, {"gpus": 4, "account": "p1", "directives": ["-A x"]})
+    assert f"`-A x`: account is written by {author}\n" in message
+    assert ("s.yaml:3:" in message) is (author == "the site")
 
 
 def test_two_lines_of_the_profile_cannot_replace_each_other(home: Path) -> None:

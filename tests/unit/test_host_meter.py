@@ -142,13 +142,15 @@ def test_the_number_of_a_session_that_has_ended_is_looked_at_again(host: Host) -
 
 def test_memory_is_measured_for_a_small_part_of_the_time(host: Host) -> None:
     """The CPU time of one look at it is 3 thousandths of the time until the next one."""
-    meter = host.meter(0)
-    started, before = time.process_time(), time.monotonic()
+    process = host.proc / str(script_of(0) + 1)
+    (process / "status").write_text("VmRSS:\t 2048 kB\n" + "Other:\t 0 kB\n" * 10_000)
+    (process / "later").write_text("VmRSS:\t 4096 kB\n")
+    meter, began = host.meter(0), time.process_time()
     memory = meter.measure()[1]
-    cost = time.process_time() - started
-    for path in host.proc.glob("*/status"):
-        path.write_text("VmRSS:\t 4096 kB\n")
-    while time.monotonic() < before + 10 * cost:
+    cost = time.process_time() - began
+    (process / "later").rename(process / "status")
+    soon = time.monotonic() + 5 * cost
+    while time.monotonic() < soon:
         assert meter.measure()[1] == memory
     until(lambda: meter.measure()[1] > memory, 60)
 

@@ -30,7 +30,7 @@ from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
 from gpujobs.injob.job import FOLDER_TIMEOUT, SCALE, Job, JobExit
 from gpujobs.injob.log import Walltime
-from gpujobs.injob.names import RUN_NAME, RUN_OF_JOB
+from gpujobs.injob.names import DRAIN, DRAINED, RUN_NAME, RUN_OF_JOB, UNDRAIN
 from gpujobs.injob.network import node_name
 from gpujobs.injob.options import (
     RankOptions,
@@ -513,6 +513,18 @@ def test_run_waits_for_jobs_that_do_not_come(
     head._check_jobs(JobsWatch(head.options, {}, head._events))  # its owner replaces jobs
 
 
+def test_a_job_that_does_not_come_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = Head(options(tmp_path))
+    (tmp_path / "jobs" / "0.now").touch()
+    head.folder.write("verdict.json", VERDICT)
+    watch = JobsWatch(head.options, {}, head._events)
+    for _ in range(2):
+        head._check_jobs(watch)
+    assert capsys.readouterr().err.count("job 1 did not start: node2: launch failed") == 1
+
+
 def test_a_job_that_disappears_is_asked_about_again_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -679,6 +691,15 @@ def test_the_registry_counts_the_clients_of_users(tmp_path: Path) -> None:
             await wait_for(0)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_dask_scheduler_of_a_cluster_lets_workers_leave_and_come_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Scheduler(port=0, dashboard_address=":0") as scheduler:
+            WorkerRegistry(scheduler, str(tmp_path), {}).install()
+            assert {DRAIN, UNDRAIN, DRAINED} <= set(scheduler.handlers)
+
+    asyncio.run(main())
 
 
 def test_the_first_worker_is_written_at_once_and_later_ones_are_collected(

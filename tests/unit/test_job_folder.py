@@ -27,7 +27,7 @@ from gpujobs.clusters.targets import Targets
 from gpujobs.clusters.usage import make_usage
 from gpujobs.errors import GpujobsError, InputError, NoSuchClusterError
 from gpujobs.injob.folder import Folder
-from gpujobs.injob.names import RECORD
+from gpujobs.injob.names import CERTIFICATE, KEY, RECORD
 from gpujobs.schedulers import CommandResult, JobId
 
 from ..support.transcripts import SQUEUE_FOUND_HEADER
@@ -74,6 +74,15 @@ def test_it_has_no_key_and_is_private(home: Path) -> None:
     assert str(home / "F") not in script and "/.gpujobs" not in script
     assert len((folder / "README.md").read_text().splitlines()) == 9
     assert json.loads((folder / "plan.json").read_text()) == {"cluster": "svd-0001"}
+
+
+def test_a_key_of_a_submission_that_was_killed_is_replaced(home: Path) -> None:
+    """It has no certificate, which is written after it."""
+    record = Ledger().get(str(rendered(home)))
+    (record.path / KEY).write_text("of a killed command")
+    submit._make_key(record)
+    assert record.encrypted and "PRIVATE KEY" in (record.path / KEY).read_text()
+    assert (record.path / CERTIFICATE).exists()
 
 
 def test_each_group_has_its_scripts(home: Path) -> None:

@@ -351,6 +351,7 @@ def test_the_history_tells_ends_only_of_members_that_have_ended() -> None:
         ("Exited with exit code 143. The CPU time used is 0.1 seconds;\n", "CANCELLED", 143),
         ("Exited with exit code 140. The CPU time used is 0.1 seconds;\n", "TIMEOUT", 140),
         ("Exited; TERM_ADMIN: job killed by root or LSF administrator;\n", "CANCELLED", None),
+        ("Exited by signal 24. The CPU time used is 0.1 seconds;\nTERM_CPULIMIT;", "TIMEOUT", 152),
     ],
 )  # fmt: skip
 def test_termination_reasons_of_ibm_are_states_and_exit_codes(

@@ -394,6 +394,7 @@ def test_refusals_with_255_and_unknown_jobs_are_no_outage() -> None:
     rerun = "qsub: cannot submit non-rerunable Array Job\nqsub: directive error: -r n\n"
     assert PBS_.reply(CommandResult(("qsub",), 255, "", rerun)) is not Reply.NONE
     assert PBS_.reply(recorded("pbs", "03-status.txt", "unknown job id, json")) is not Reply.NONE
+    assert PBS_.reply(CommandResult(("/opt/pbs/bin/qstat",), 255, "", "x")) is Reply.NONE
     assert (
         PBS_.reply(CommandResult(("qstat",), None, problem="qstat did not respond within 60 s"))
         is Reply.NONE

@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from gpujobs.batch import receive
 from gpujobs.batch.ssh import Host
 from gpujobs.clusters import remote
 from gpujobs.errors import UnavailableError
+
+from ..support.screen import Screen
 
 
 class Stop(threading.Event):
@@ -104,3 +108,21 @@ def test_nonsense_of_a_login_node_is_an_error(
         session = remote.Session(Host("login", tmp_path, tmp_path), None)
         with pytest.raises(UnavailableError, match="login"), contextlib.closing(session):
             session.begin()
+
+
+def test_ssh_asks_for_a_password_only_on_a_terminal(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from gpujobs.batch.ssh import Host; "
+        "print(*Host('login', Path('.')).argv('-Ocheck'))"
+    )
+    words = [sys.executable, "-c", code]
+    alone = subprocess.run(
+        words, cwd=tmp_path, start_new_session=True, capture_output=True, text=True, check=True
+    )
+    assert "-obatchmode=yes" in alone.stdout
+    screen = Screen(*words, cwd=tmp_path)
+    try:
+        screen.until(r"-Ocheck -- login")
+    finally:
+        screen.close()
+    assert "batchmode" not in screen.text

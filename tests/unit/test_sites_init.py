@@ -56,6 +56,7 @@ def test_a_draft_has_the_account_limits_and_queues_of_slurm(home: Path) -> None:
     text, loaded = drafted(home, "slurm", survey_of("slurm"))
     site = loaded.site
     assert site.account and site.account.required and "# of this user: p1, p2" in text
+    assert "defaults: {walltime: 1h}" in text
     assert site.max_array_size == 1000 and "ConstrainDevices" in text
     assert site.queues["short"].max_walltime == 600 and site.queues["main"].nodes == 4
     assert site.queues["main"].memory_per_node == 64 * 2**30

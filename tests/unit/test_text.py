@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpujobs.text import short_size_text, walltime_text
+from gpujobs.text import matches, short_size_text, walltime_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,18 @@ def test_walltimes_have_days_from_two_days_up(seconds: int, text: str) -> None:
 )  # fmt: skip
 def test_sizes_have_at_most_one_digit_after_the_point(n_bytes: int, text: str) -> None:
     assert short_size_text(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "found"),
+    [
+        (r"login\d+\.example\.org", "login12.example.org", True),
+        (r"login\d+", "login12.example.org", False),
+        ("(login", "login", False),
+        ("(a+)+b", "aab", False),  # with some more letters it takes years
+        (".*.*.*.*.*.*.*.*", "a" * 60, False),  # and this, minutes
+        (".*.*", "a" * 60, True),
+    ],
+)
+def test_a_pattern_that_may_take_long_matches_nothing(pattern: str, text: str, found: bool) -> None:
+    assert matches(pattern, text) is found

@@ -65,6 +65,18 @@ def test_gpu_hours_are_asked_granted_connected_and_busy() -> None:
     assert hours.idle == pytest.approx(hours.sampled - hours.busy)
 
 
+def test_worker_hours_are_those_of_connected_workers() -> None:
+    """Each of them has one GPU."""
+    found = usage()
+    assert found.worker_hours == pytest.approx(found.hours.connected)
+
+
+def test_a_report_ends_with_the_last_job_or_now_without_any() -> None:
+    found = replace(usage(), now=START + 5 * HOUR)
+    assert found.end == START + 3 * HOUR  # when it was closed
+    assert replace(found, jobs=()).end == START + 5 * HOUR
+
+
 def test_a_job_that_failed_knows_its_replacement() -> None:
     found = usage()
     (failed,) = found.failures

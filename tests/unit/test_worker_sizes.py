@@ -184,6 +184,7 @@ def test_a_machine_without_gpus_ignores_options_of_cuda_workers(home: Path) -> N
     workers = {"rmm_pool_size": 0.5, "enable_cudf_spill": True, "threads": 1}
     made = made_plan(home, {"gpus": "auto", "workers": workers}, "local", machine)
     assert (made.gpus, made.n_workers) == (0, 2)
+    assert "gpus: auto: no NVIDIA GPU on this machine, so CPU workers" in made.notes
     assert "CPU workers do not use enable_cudf_spill, rmm_pool_size" in made.notes
     text = render(made, "p-0000")[0].text
     assert "rmm" not in text and "cudf" not in text
