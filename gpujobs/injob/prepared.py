@@ -22,7 +22,7 @@ _SETTINGS = ("UCX", "CUDA")
 
 
 class _Waiting:
-    """What such a process runs first, in place of a worker; it is pickled like that.
+    """The first task of such a process, before that of a worker; it is pickled like that.
 
     Its only inherited descriptor is a socket, through which it gets those of the worker.
     """
@@ -68,7 +68,7 @@ class _Process:
             reduction.dump(_Waiting(environ, cuda=cuda), file)
 
     def take_over(self, descriptors: Sequence[int]) -> tuple[int, int]:
-        """Be the worker with these descriptors; return what `connect_to_new_process` returns.
+        """Be the worker with these descriptors; return two as `connect_to_new_process` does.
 
         Raises OSError if it has ended.
         """
@@ -124,7 +124,7 @@ class PreparedProcesses:
                 self._waiting.pop().end()
 
     def _connect_to_process(self, descriptors: Sequence[int]) -> tuple[int, int]:
-        """Do what `connect_to_new_process` does, with a process that waits, if there is one."""
+        """Replace `connect_to_new_process`: take a process that waits, if there is one."""
         process = self._take(getattr(self._starting, "settings", {}))
         if process is not None:
             with contextlib.suppress(OSError):  # it has ended
@@ -142,7 +142,7 @@ class PreparedProcesses:
 
 
 def _settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what UCX and CUDA read in a worker with ``environ`` and not in this process.
+    """Return the variables of UCX and CUDA that a worker with ``environ`` does not share with us.
 
     `import ucxx` sets variables, too, as it does in the process that waits.
     """

@@ -29,6 +29,8 @@ USAGE = "usage"
 _SHORTEST, _LONGEST = 1.0, 15.0
 """Bounds of the interval on the first day, in seconds."""
 _DAY = 86400.0
+_FIRST_OF_CPUS = 5.0
+"""Seconds until the first sample of a job without GPUs: its workers import dask until then."""
 
 
 def interval(age: float) -> float:
@@ -104,7 +106,7 @@ class SamplingThread:
         """Start to take them."""
         self._end = threading.Event()
         options = UsageOptions(folder, job, devices=())
-        arguments = (options, os.getpid(), lambda seconds: not self._end.wait(seconds))
+        arguments = (options, os.getpid(), lambda s: not self._end.wait(s), _FIRST_OF_CPUS)
         target = _sample_until_end
         threading.Thread(target=target, args=arguments, name="samples", daemon=True).start()
 
@@ -114,9 +116,12 @@ class SamplingThread:
 
 
 def _sample_until_end(
-    options: UsageOptions, supervisor: int, wait: Callable[[float], bool]
+    options: UsageOptions, supervisor: int, wait: Callable[[float], bool], first: float = _SHORTEST
 ) -> None:
-    """Append samples while ``wait`` returns whether to take one, after so many seconds."""
+    """Append samples while ``wait`` returns whether to take one, after so many seconds.
+
+    ``first``: seconds until the first one.
+    """
     started = time.monotonic()
     name = f"{USAGE}/{options.job}-{node_name()}.jsonl"
     folder = Folder(options.folder)
@@ -127,7 +132,8 @@ def _sample_until_end(
     # Looks at all processes of the node first.
     meter = HostMeter(options.folder, options.job, supervisor=supervisor)
     energy, before = [EnergyMeter(handle) for handle in handles], time.monotonic()
-    while wait(pause := interval(time.monotonic() - started)):
+    pause = first
+    while wait(pause):
         now = time.monotonic()
         seconds, joules = now - before, [one.measure() for one in energy]
         before = now
@@ -137,6 +143,7 @@ def _sample_until_end(
         line = _sample_all(handles, seconds)
         line |= {"energy": joules, "cpu": round(cpu, 2), "memory": memory}
         _append(folder, name, line)
+        pause = interval(time.monotonic() - started)
 
 
 def _open_gpus(devices: Iterable[str]) -> tuple[list[object], dict[str, Any]]:
