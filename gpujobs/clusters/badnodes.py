@@ -119,6 +119,26 @@ def read(ledger: Ledger) -> list[NodeFailure]:
     return []
 
 
+class FailuresReader:
+    """Reads the failures again and again: the file is opened only if it has changed."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._version: tuple[int, int, int] | None = None
+        self._found: list[NodeFailure] = []
+
+    def read(self) -> list[NodeFailure]:
+        """Return all failures that are kept."""
+        try:
+            status = (self._ledger.folder / FILE).lstat()
+        except OSError:
+            return []
+        version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if version != self._version:
+            self._version, self._found = version, read(self._ledger)
+        return self._found
+
+
 def turned_bad(
     jobs: Iterable[JobReport], found: Iterable[NodeFailure], cluster_id: str
 ) -> dict[int, NodeFailure]:

@@ -184,10 +184,14 @@ class FolderReader:
     cache is out of date.
     """
 
-    def __init__(self, path: Path, *, keep_events: bool = False) -> None:
-        """``keep_events``: also the past ones of the dask scheduler, for `history`."""
+    def __init__(self, path: Path, *, in_full: bool = False) -> None:
+        """``in_full``: for `report`, also what says nothing about the present.
+
+        That are the past events of the dask scheduler, and the files of jobs whose workers are
+        connected, which may be damaged.
+        """
         self._folder = Folder(str(path))
-        self._keep_events = keep_events
+        self._in_full = in_full
         self._job_files: dict[str, tuple[tuple[int, int, int], Any]] = {}
         """Key of the version and content of the files of jobs, by name."""
         self._readers: dict[str, JobReader] = {}
@@ -247,7 +251,7 @@ class FolderReader:
 
     def _present_runs(self, head: _Head) -> Mapping[int, Run]:
         """Return the starts of the jobs with connected workers; {} if they may be out of date."""
-        if "ended" in self._names or time.time() - head.sign >= _FRESH:
+        if self._in_full or "ended" in self._names or time.time() - head.sign >= _FRESH:
             return {}
         runs = head.dask.runs
         return {number: run for number, run in runs.items() if number not in self.ended}
@@ -266,7 +270,7 @@ class FolderReader:
         if attempt != self._attempt or self._events is None:
             self._attempt = attempt
             path = self._folder.path / events_file(attempt)
-            self._events = EventReader(path, keep=self._keep_events)
+            self._events = EventReader(path, keep=self._in_full)
         if events_file(attempt) not in self._names:
             return files.head_folder(attempt), DaskWorkers()
         dask = self._events.read()

@@ -169,7 +169,7 @@ class ClusterHandle:
 
     def usage(self) -> UsageReport:
         """Return where the time of the jobs and the GPU hours went until now."""
-        monitor = ClusterMonitor([self.record], self._ledger, keep_events=True)
+        monitor = ClusterMonitor([self.record], self._ledger, in_full=True)
         report, record = monitor.report(), self.record
         past = read_history(record.path, report.folder.jobs, report.folder.dask.past)
         return make_usage(report, past, self._ledger.targets(record), time.time())

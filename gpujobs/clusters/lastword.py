@@ -14,7 +14,7 @@ from typing import TypedDict
 from ..injob.events import DaskWorkers
 from ..injob.folder import Ended, OverMemory, RegisteredWorker
 from ..injob.jobevents import ExitRecord, JobFacts, LostNode
-from ..injob.transport import Choice, Measured
+from ..injob.transport import Choice
 from ..schedulers import JobId, JobState, JobStatus
 from ..text import clean
 from .folderstate import FolderState, JobTrace
@@ -74,12 +74,11 @@ def ended_job(number: int, status: JobStatus, trace: JobTrace) -> EndedJob:
     return EndedJob(status.state, files, status.native, status.reason, status.exit_code)
 
 
-class LastNode(TypedDict):
+@dataclass(frozen=True)
+class LastNode(LostNode):
     """A lost node of an allocation."""
 
-    number: Count
-    reason: str
-    exit_code: int
+    number: Count = 0
 
 
 class LostTasksOf(TypedDict):
@@ -88,23 +87,6 @@ class LostTasksOf(TypedDict):
     worker: str
     at: float
     tasks: dict[str, float]
-
-
-class _Rates(TypedDict, total=False):
-    within: float
-    between: float
-    problem: str
-
-
-class LastTransport(TypedDict, total=False):
-    """The protocol between dask's processes."""
-
-    scheme: str
-    reason: str
-    measured: dict[str, _Rates]
-    environ: dict[str, str] | None
-    remark: str
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -128,7 +110,7 @@ class LastWord:
     over_memory: dict[str, OverMemory] = field(default_factory=dict)
     lost_tasks: tuple[LostTasksOf, ...] = ()
     lost_nodes: tuple[LastNode, ...] = ()
-    transport: LastTransport = field(default_factory=LastTransport)
+    transport: Choice = field(default_factory=Choice)
     size: int = 0
     """Of the folder, in bytes."""
     files: int = 0
@@ -137,17 +119,13 @@ class LastWord:
     def state(self) -> FolderState:
         """Return the state that a reader of the folder would."""
         end = {"kind": self.kind, "exit_code": self.exit_code, "time": self.time}
-        rates = self.transport.get("measured", {})
-        measured = {name: Measured(**one) for name, one in rates.items()}
         return FolderState(
             jobs={job["number"]: _trace(job) for job in self.jobs},
             dask=self._dask(),
             head=self.head,
             ended=Ended.parse({**end, "reason": clean(self.reason), "job": self.job}),
-            transport=Choice(**{**self.transport, "measured": measured}),  # type: ignore[arg-type]
-            lost_nodes={
-                one["number"]: LostNode(one["reason"], one["exit_code"]) for one in self.lost_nodes
-            },
+            transport=self.transport,
+            lost_nodes={one.number: one for one in self.lost_nodes},
         )
 
     def _dask(self) -> DaskWorkers:
@@ -196,8 +174,11 @@ def last_word(state: FolderState) -> LastWord | None:
         gone=dask.gone,
         over_memory=dask.over_memory,
         lost_tasks=tuple(_lost_tasks(dask)),
-        lost_nodes=tuple(_lost_nodes(state)),
-        transport=LastTransport(**state.transport.json()),  # type: ignore[typeddict-item]
+        lost_nodes=tuple(
+            LastNode(node.reason, node.exit_code, number)
+            for number, node in state.lost_nodes.items()
+        ),
+        transport=state.transport,
     )
     return word if len(json.dumps(asdict(word))) <= MOST_BYTES else None
 
@@ -211,11 +192,6 @@ def _has_said_all(state: FolderState) -> bool:
 def _lost_tasks(dask: DaskWorkers) -> Iterator[LostTasksOf]:
     for (worker, at), tasks in dask.lost.items():
         yield LostTasksOf(worker=worker, at=at, tasks=tasks)
-
-
-def _lost_nodes(state: FolderState) -> Iterator[LastNode]:
-    for number, node in state.lost_nodes.items():
-        yield LastNode(number=number, reason=node.reason, exit_code=node.exit_code)
 
 
 def _last_job(number: int, job: JobTrace) -> LastJob:

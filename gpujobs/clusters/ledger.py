@@ -361,6 +361,8 @@ def _contradiction(record: ClusterRecord) -> str:
 
 # -- the records of a user -------------------------------------------------------------------------
 logger = logging.getLogger("gpujobs")
+_MOST_KNOWN = 8
+"""Records that a process keeps: with 10,000 jobs, one has some megabytes."""
 _TARGETS = ".targets.jsonl"
 """End of the name of the file beside a record that has the changes of its targets."""
 
@@ -377,7 +379,8 @@ class Ledger:
         self._job_folders: dict[str, Path] = {}
         """Folders of the clusters whose records are in their job folders, by id."""
         self._known: dict[str, tuple[str, ClusterRecord]] = {}
-        """Text and content of records, by id: an owner reads the same text every second."""
+        """Text and content of the last records that were asked for, by id: an owner reads the same
+        text every second."""
 
     def new_id(self, name: str) -> str:
         """Return an unused cluster id that starts with ``name``."""
@@ -407,8 +410,11 @@ class Ledger:
         if cluster_id not in self._job_folders and self._is_path(cluster_id):
             cluster_id = self._open(Path(cluster_id))
         try:
-            text, record = _load(self._path(cluster_id), cluster_id, self._known.get(cluster_id))
+            known = self._known.pop(cluster_id, None)
+            text, record = _load(self._path(cluster_id), cluster_id, known)
             self._known[cluster_id] = text, record
+            if len(self._known) > _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
             if cluster_id in self._job_folders:
                 record = _with_known_commands(record)
             return record.at(self._job_folders.get(cluster_id))

@@ -65,7 +65,7 @@ class ClusterMonitor:
         *,
         last_words: bool = False,
         skip_ended: bool = False,
-        keep_events: bool = False,
+        in_full: bool = False,
         stopping: Callable[[], bool] = never,
         system: System = HOST,
     ) -> None:
@@ -74,7 +74,7 @@ class ClusterMonitor:
         ``last_words``: those in the records are enough for clusters that have ended.
         ``skip_ended``: the records are enough for jobs that have ended, of clusters that go on.
         An owner asks for all, and reads their files: its jobs may start again unlisted.
-        ``keep_events``: see `FolderReader`.
+        ``in_full``: see `FolderReader`.
         """
         self.ledger = ledger
         self._last_words = last_words
@@ -83,7 +83,7 @@ class ClusterMonitor:
         self.records = list(records)
         self._stopping = stopping
         self._readers = {
-            record.id: FolderReader(record.path, keep_events=keep_events) for record in self.records
+            record.id: FolderReader(record.path, in_full=in_full) for record in self.records
         }
         self._answers: dict[JobId, JobStatus] = {}
         self._began: dict[JobId, float | None] = {}
@@ -243,6 +243,9 @@ class ClusterMonitor:
         gone = report.jobs and not any(job.in_queue for job in report.jobs)
         if gone and report.finished and not (record.finished and record.last):
             self._remember_outcomes(report)
+        elif record.last and report.folder.damaged:  # after the last word, which was right
+            with best_effort():
+                self.ledger.finish(record, record.outcomes, record.reasons)
         elif self._skip_ended and not record.finished:
             self._remember_ended(report)
         return report

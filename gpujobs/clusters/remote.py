@@ -10,11 +10,13 @@ import json
 import logging
 import os
 import re
+import select
 import shlex
 import socket
 import stat
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -152,6 +154,15 @@ class Request:
         return json.dumps({**head, "argv": argv}).encode() + b"\n" + data + self.upload
 
 
+MOST_OUTPUT = 2**26
+"""Bytes of the answer of a login node that is kept in memory, or of its messages."""
+_MOST_LINE = 2**16
+_MOST_MESSAGE = 2**16
+"""Bytes at the end of the messages, which have the error."""
+_LOOK, _LOOK_AT_END = 1.0, 0.01
+"""Seconds between two looks at the size of the messages, also after the answer."""
+
+
 # -- the conversation ------------------------------------------------------------------------------
 class Session:
     """gpujobs on the login node, in a session of ssh."""
@@ -191,7 +202,7 @@ class Session:
                 self.send(size + b"\n" + self._package)
 
     def _next(self) -> str:
-        for line in self.stdout:
+        while line := self.stdout.readline(_MOST_LINE):
             if line.startswith(receive.MARK):
                 with reading([self.host.name]):
                     return str(json.loads(line.removeprefix(receive.MARK))["kind"])
@@ -246,14 +257,12 @@ def login_node(name: str) -> ssh.Host:
     return ssh.Host(name, folder, sockets)
 
 
-def run(
-    host: ssh.Host, request: Request, output: BinaryIO, messages: IO[bytes] | None = None
-) -> int:
+def run(host: ssh.Host, request: Request, output: BinaryIO) -> int:
     """Run a command on a login node; return its exit code.
 
-    Its messages, and those of ssh, go to stderr, or into a file. Raises UnavailableError.
+    Its messages, and those of ssh, go to stderr. Raises UnavailableError.
     """
-    with contextlib.closing(Session(host, messages)) as session:
+    with contextlib.closing(Session(host, None)) as session:
         session.begin()
         session.send(request.message())
         while data := os.read(session.stdout.fileno(), 1 << 16):
@@ -266,21 +275,45 @@ _ERRORS = {error.exit_code: error for error in GpujobsError.__subclasses__()}
 
 
 def output_of(host: ssh.Host, request: Request) -> bytes:
-    """Return the output of a command on a login node. Raises its error, or that of ssh."""
-    output = io.BytesIO()
+    """Return the output of a command on a login node. Raises its error, or that of ssh.
+
+    UnavailableError also if it writes more than `MOST_OUTPUT`.
+    """
     with tempfile.TemporaryFile() as messages:
 
         def text() -> str:
-            messages.seek(0)
-            return messages.read().decode(errors="replace").strip()
+            messages.seek(max(0, messages.seek(0, os.SEEK_END) - _MOST_MESSAGE))
+            return messages.read(_MOST_MESSAGE).decode(errors="replace").strip()
 
         try:
-            code = run(host, request, output, messages)
+            with contextlib.closing(Session(host, messages)) as session:
+                session.begin()
+                session.send(request.message())
+                output = _answer(session, messages)
+                code = session.end()
         except UnavailableError as error:
             raise UnavailableError(f"{error}\n{text()}") from None
         if code:
             raise _ERRORS.get(code, GpujobsError)(text().rpartition("error: ")[2])
-    return output.getvalue()
+    return output
+
+
+def _answer(session: Session, messages: IO[bytes]) -> bytes:
+    """Return all that a session writes until it ends. Raises UnavailableError if it is too much."""
+    output, pipes = bytearray(), [session.stdout.fileno()]
+    while pipes or session.process.poll() is None:
+        if pipes:
+            ready, _, _ = select.select(pipes, [], [], _LOOK)
+            part = os.read(pipes[0], 2**16) if ready else b""
+            output += part
+            if ready and not part:
+                pipes.clear()
+        else:  # it may still write messages
+            time.sleep(_LOOK_AT_END)
+        if max(len(output), os.fstat(messages.fileno()).st_size) > MOST_OUTPUT:
+            size = size_text(MOST_OUTPUT)
+            raise UnavailableError(f"the answer of {session.host.name} has more than {size}")
+    return bytes(output)
 
 
 INTERVAL, LONGEST_INTERVAL = 3.0, 60.0

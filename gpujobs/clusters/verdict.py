@@ -4,9 +4,9 @@
 has the modules that judge a cluster: for Python 3.9, with the standard library only. A batch
 scheduler of another package is packed with its package.
 
-They are 36 outside of `injob`. Inventories of nodes and `batch.receive` are 7 that it does not
-need; no more go unless the class of each batch scheduler, also of other packages, becomes two: one
-that reads answers, one that plans.
+They are 36 outside of `injob`. At most 7 are not needed: the inventories of nodes (that of PBS has
+parsers of jobs, too) and `batch.receive`. No more go unless the class of each batch scheduler, also
+of other packages, becomes two: one that reads answers, one that plans.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ class JobPool:
         self.system = system
         self.plan = plan
         self.ledger = ledger
+        self._failures = badnodes.FailuresReader(ledger)
         self.id = ledger.new_id(plan.name)
         self.record: ClusterRecord = new_record(plan, self.id, "owner")
         self.groups = {group.group: WorkerGroup(group, system) for group in plan.groups}
@@ -396,7 +397,7 @@ class JobPool:
         reports = [job.report for job in jobs if job.report.connected and not job.report.head]
         if not reports:
             return []
-        found = await asyncio.to_thread(badnodes.read, self.ledger)
+        found = await asyncio.to_thread(self._failures.read)
         bad = badnodes.turned_bad(reports, found, self.id)
         leaving = [job for job in jobs if job.report.number in bad]
         for job in leaving:

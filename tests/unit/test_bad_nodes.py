@@ -12,6 +12,7 @@ from gpujobs.batch.process import System
 from gpujobs.cli.usage_text import nodes_text, ticket
 from gpujobs.clusters import badnodes
 from gpujobs.clusters.badnodes import BAD, NodeFailure, bad_nodes, failures, note, read
+from gpujobs.clusters.clusterfolder import write_atomically
 from gpujobs.clusters.history import GpuSamples, History
 from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import Ledger
@@ -28,6 +29,7 @@ from gpujobs.schedulers import JobId, JobState, JobStatus
 from gpujobs.schedulers.slurm_inventory import SlurmInventory
 
 from ..support.each import each
+from ..support.filecalls import file_calls
 from ..support.folderstate import folder_state, job_trace
 from .report_data import RECORD, START, WORKERS
 from .support import SLURM, made_plan
@@ -336,3 +338,22 @@ def test_the_table_of_nodes_begins_with_the_newest_failure() -> None:
     ]
     assert [row["bad"] for row in found] == [False, True]
     assert "2027-01-15 08:00:00 UTC  for 6 h  worker svd" in nodes_text(found)
+
+
+def test_the_file_of_bad_nodes_is_opened_only_if_it_has_changed(tmp_path: Path) -> None:
+    """An owner looks once a second."""
+    ledger, reader = Ledger(tmp_path), badnodes.FailuresReader(Ledger(tmp_path))
+    assert reader.read() == []
+
+    def write(*found: NodeFailure) -> None:
+        lines = (f"{json.dumps(asdict(one))}\n" for one in found)
+        write_atomically(tmp_path / badnodes.FILE, "".join(lines))
+
+    first, second = failure("n1", START), failure("n2", START + 1)
+    for found in ([first], [first, second], [second]):
+        write(*found)
+        assert "open" in file_calls(lambda: reader.read())
+        assert reader.read() == read(ledger) == found
+        assert "open" not in file_calls(lambda: reader.read())
+    (tmp_path / badnodes.FILE).unlink()
+    assert reader.read() == []

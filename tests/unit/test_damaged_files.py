@@ -208,6 +208,15 @@ RECORD: dict[str, Any] = {
     "intent": {"first": 2, "count": 1, "group": "fit", "array": False, "time": NOW, "attempt": 1},
     "removed": [1],
     "finished": False,
+    "ended": {
+        "1": {
+            "state": "FAILED",
+            "files": {"number": 1, "claim": "7[1]", "host": "vm", "exit_code": 1},
+            "native": "FAILED",
+            "reason": "it failed",
+            "exit_code": 1,
+        }
+    },
     "outcomes": {"0": "COMPLETED", "1": "FAILED"},
     "reasons": {"1": "it failed"},
     "last": {

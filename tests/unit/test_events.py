@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpujobs.clusters import findings
 from gpujobs.clusters.folderstate import FolderReader, read_state
 from gpujobs.clusters.history import Connection, History, read_history
 from gpujobs.injob.events import (
@@ -205,7 +206,7 @@ def test_the_events_of_the_last_attempt_are_read_once(tmp_path: Path) -> None:
     write_events(tmp_path, OPENED, connected("a", 1.0), disconnected("a", 3.0))
     write_events(tmp_path, OPENED, connected("b", 5.0), OPENED, connected("c", 6.0), attempt=2)
     whole = read_history(tmp_path, {})
-    reader = FolderReader(tmp_path, keep_events=True)
+    reader = FolderReader(tmp_path, in_full=True)
     assert reader.read().dask == read_state(tmp_path).dask
     found: list[History] = []
 
@@ -285,6 +286,15 @@ def test_a_running_job_tells_its_setup_and_its_lost_nodes(running: Path) -> None
     found = FolderReader(running).read()
     assert {n: job.setup for n, job in found.jobs.items() if job.setup} == {0: "false failed"}
     assert [node.reason for node in found.lost_nodes.values()] == ["lost 3"]
+
+
+def test_a_report_names_the_damaged_file_of_a_running_job(running: Path) -> None:
+    file = running / "jobs" / "0.jsonl"
+    file.write_text("{\n" + file.read_text())
+    assert not FolderReader(running).read().damaged
+    found = FolderReader(running, in_full=True).read()
+    assert any(str(file) in problem for problem in findings.problems(found))
+    assert (found.jobs[0].node, found.jobs[0].began) == ("n2", 5.0)
 
 
 @pytest.mark.parametrize("how", ["silent", "ended", "gone"])

@@ -127,6 +127,22 @@ def test_the_last_word_is_what_the_folder_said(ledger: Ledger, code: int, connec
     assert shown(record.id) != read[2]  # one that is named is shown as its folder is now
 
 
+def test_a_folder_that_is_damaged_later_is_named_once_a_look_at_the_cluster_has_found_it(
+    ledger: Ledger,
+) -> None:
+    """`status --all` opens no file of an ended cluster; from then on it reads this one's again."""
+    record = add(ledger, 1)
+    shown("--all")
+    file = record.path / "jobs" / "1.jsonl"
+    before = file.read_text()
+    file.write_text(before + "{\n")
+    assert "damaged" in shown(record.id)
+    assert "damaged" in shown("--all") and "damaged" in shown("--all")
+    file.write_text(before)
+    assert "damaged" not in shown("--all")
+    assert ledger.get(record.id).last
+
+
 def test_a_cluster_whose_folder_is_removed_is_judged_without_its_last_word(ledger: Ledger) -> None:
     record = add(ledger, 1)
     shown("--all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import ssl
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,21 @@ def test_a_record_is_parsed_again_whenever_its_text_has_changed(tmp_path: Path) 
     path.write_text("{")
     with pytest.raises(GpujobsError, match="is not a valid record"):
         ledger.get("svd-0001")
+
+
+def test_a_ledger_keeps_few_of_the_records_that_were_asked_for(tmp_path: Path) -> None:
+    """Also the same ones, as long as they are asked for again and again."""
+    ledger = Ledger(tmp_path / "state")
+    names = [f"svd-{number:04x}" for number in range(30)]
+    for name in names:
+        ledger.add(record(name))
+    first = ledger.get(names[0])
+    kept = []
+    for name in names[1:]:
+        kept.append(weakref.ref(ledger.get(name)))
+        assert ledger.get(names[0]) is first
+    gc.collect()
+    assert 0 < sum(found() is not None for found in kept) < 10
 
 
 @each(

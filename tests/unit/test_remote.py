@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,33 @@ def test_ssh_asks_for_a_password_only_on_a_terminal(tmp_path: Path) -> None:
     finally:
         screen.close()
     assert "batchmode" not in screen.text
+
+
+@pytest.mark.parametrize("where", ["stdout", "stderr", "before"])
+def test_a_login_node_that_writes_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As its answer, as messages, or as a greeting in one line, which is not kept."""
+    ready = f"printf '%s\\n' '{receive.MARK.decode()}{{\"kind\": \"ready\"}}'"
+    flood = {
+        "stdout": f"{ready}\nexec yes",
+        "stderr": f"{ready}\nexec yes >&2",
+        "before": f"head -c 200000 /dev/zero\necho\n{ready}\nread -r _; exit 0",
+    }
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/bash\ncase $* in *-O*|*-G*|*-fN*) exit 0;; esac\n{flood[where]}\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(remote, "MOST_OUTPUT", 2**22)
+    host, request = Host("login", tmp_path, tmp_path), remote.Request(["status"])
+    tracemalloc.start()
+    try:
+        if where == "before":
+            assert remote.output_of(host, request) == b""
+        else:
+            with pytest.raises(UnavailableError, match="login has more than 4MiB") as failure:
+                remote.output_of(host, request)
+            assert len(str(failure.value)) < 2**17
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
