@@ -34,7 +34,7 @@ def test_a_time_of_two_parts_is_refused_as_ambiguous(home: Path) -> None:
 
 @each(
     ("text", "size"),
-    [("512B", 2**9), ("1.5KiB", 1536), ("3MB", 3 * 2**20), ("2G", 2**31), ("0.5TiB", 2**39), ("2PiB", 2**51)],
+    [("1B", 1), ("512B", 2**9), ("1.5KiB", 1536), ("3MB", 3 * 2**20), ("2G", 2**31), ("0.5TiB", 2**39), ("2PiB", 2**51)],
 )  # fmt: skip
 def test_each_unit_of_a_size_is_1024_of_the_one_before(text: str, size: int) -> None:
     assert fields.size(text) == size

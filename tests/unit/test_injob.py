@@ -519,9 +519,8 @@ def test_a_job_that_does_not_come_is_named_once(
     head = Head(options(tmp_path))
     (tmp_path / "jobs" / "0.now").touch()
     head.folder.write("verdict.json", VERDICT)
-    watch = JobsWatch(head.options, {}, head._events)
     for _ in range(2):
-        head._check_jobs(watch)
+        head._check_jobs(JobsWatch(head.options, {}, head._events))
     assert capsys.readouterr().err.count("job 1 did not start: node2: launch failed") == 1
 
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpujobs.cli.main import main
+from gpujobs.clusters import clusterfolder as folders
 from gpujobs.clusters.ledger import Ledger
 
 from .report_data import RECORD
@@ -28,3 +29,11 @@ def test_without_follow_logs_end_at_once(
     Ledger().add(record)
     done = CliRunner().invoke(main, ["logs", "svd-0001"])
     assert (done.exit_code, done.stdout) == (0, "one\ntwo\n")
+
+
+def test_logs_in_another_folder_are_private_and_the_clusters_folder_leads_there(home: Path) -> None:
+    path = home / "clusters" / "svd-0001"
+    folders.make(path, encrypted=False, logs=home / "scratch" / "logs")
+    logs = home / "scratch" / "logs" / "svd-0001"
+    assert (path / "logs").resolve() == logs.resolve()
+    assert logs.is_dir() and logs.stat().st_mode & 0o777 == 0o700

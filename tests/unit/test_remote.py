@@ -120,7 +120,7 @@ def test_ssh_asks_for_a_password_only_on_a_terminal(tmp_path: Path) -> None:
     alone = subprocess.run(
         words, cwd=tmp_path, start_new_session=True, capture_output=True, text=True, check=True
     )
-    assert "-obatchmode=yes" in alone.stdout
+    assert "-obatchmode=yes" in alone.stdout and "-ocontrolpath=" in alone.stdout
     screen = Screen(*words, cwd=tmp_path)
     try:
         screen.until(r"-Ocheck -- login")

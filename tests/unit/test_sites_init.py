@@ -406,6 +406,13 @@ def test_only_queues_with_gpus_give_whole_nodes_where_nothing_lists_a_jobs_gpus(
     assert exclusive == {"gpu": True, "cpu": False, "gpu-cpu": False}
 
 
+def test_a_node_with_one_gpu_is_given_whole_where_nothing_lists_a_jobs_gpus(home: Path) -> None:
+    nodes = (LiveNode("n1", "gpu", True, 64, 64, 2**39, 1, 1, "a100"),)
+    survey = Survey((LiveQueue("gpu", 7200),), nodes, visible_devices="exclusive")
+    _, loaded = drafted(home, "slurm", survey)
+    assert loaded.site.queues["gpu"].exclusive
+
+
 def test_only_the_owner_can_write_a_draft(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a group could write would be refused by the next command."""
     (home / "sinfo.txt").write_text(recorded("slurm", "sinfo.txt", "nodes and partitions").stdout)
