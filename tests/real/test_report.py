@@ -31,6 +31,25 @@ from ..support.processes import patience, processes_with, until
 from ..unit.report_data import GROUPED, NAME, grouped_history, usage
 
 
+@pytest.mark.slurm
+@pytest.mark.stub
+@pytest.mark.filterwarnings("default")
+def test_a_job_without_gpus_is_sampled_by_its_supervisor(make: Callable[..., Any]) -> None:
+    cluster = make(1, gpus_per_job=0)
+
+    def samples() -> list[HostSample]:
+        files = (cluster.folder / "usage").glob("*.jsonl")
+        return [one for path in files for one in host_samples(read_lines(path, UsageLine))]
+
+    until(lambda: len(samples()) >= 2, 60, "two samples")
+    assert all(sample.memory > 0 for sample in samples())
+    assert sum(sample.seconds for sample in samples()) >= 5  # the first one is of the start
+    assert not processes_with(f"{cluster.id}/injob.pyz\0usage")
+    (supervisor,) = processes_with(f"{cluster.id}/injob.pyz\0supervise")
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not processes_with(cluster.id), 30, "no process of the cluster")
+
+
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.filterwarnings("default")
