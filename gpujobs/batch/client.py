@@ -85,8 +85,6 @@ LIMIT_TIMEOUT = 10.0
 """Seconds for the query of the largest array."""
 MOST_DOUBTS = 2
 """Submissions that may have been accepted, as far as the reply says, and that nothing lists."""
-MOST_GARBLED_REPLIES = 3
-"""Replies of a successful submit command without a job id."""
 
 
 def never() -> bool:
@@ -125,7 +123,7 @@ class SchedulerClient:
         after_options = self.scheduler.after_options(after)
         argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
         began = self.system.monotonic()
-        garbled_replies, doubts, pauses = 0, 0, delays()
+        doubts, pauses = 0, delays()
         while True:
             left = began + self.timeout - self.system.monotonic()
             result = replace(self, timeout=left)._run(argv, stdin=script, cwd=cwd)
@@ -143,14 +141,13 @@ class SchedulerClient:
                 return found
             if doubtful:  # the time of the doubt does not count
                 doubts, began = doubts + 1, self.system.monotonic()
-            garbled_replies += result.exit_code == 0
-            if garbled_replies == MOST_GARBLED_REPLIES:
-                message = f"{self.scheduler.name} returned no job id: {result.message}"
-                raise UnavailableError(message)
             late = not doubtful and self.system.monotonic() > deadline
             if late or doubts == MOST_DOUBTS:
-                message = f"{self.scheduler.name} has not accepted the job for {self.timeout:.0f} s"
-                raise UnavailableError(f"{message}: {result.message}", hint="try again later")
+                message = f"has not accepted the job for {self.timeout:.0f} s"
+                if result.exit_code == 0:
+                    message = "returned no job id"
+                message = f"{self.scheduler.name} {message}: {result.message}"
+                raise UnavailableError(message, hint="try again later")
 
     def find(self, name: str) -> set[str]:
         """Return the ids of the submissions called ``name``.

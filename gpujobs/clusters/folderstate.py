@@ -302,6 +302,16 @@ class FolderReader:
         names = [name for name in names if _number_of(name) not in ended]
         facts, lost_nodes = self._read_facts(names, runs)
         jobs = {**ended, **{number: JobTrace(one) for number, one in facts.items()}}
+        self._add_claims_and_notes(jobs, names, runs, head)
+        for number, job in jobs.items():
+            if job.facts.node is not None and number not in ended:
+                jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
+        return jobs, lost_nodes
+
+    def _add_claims_and_notes(
+        self, jobs: dict[int, JobTrace], names: Iterable[str], runs: Mapping[int, Run], head: _Head
+    ) -> None:
+        """Add the claims, and the note of the head, to the traces of the jobs."""
         for number, kind in job_files(names, "."):
             job = jobs.get(number, _NO_TRACE)
             if kind == "claim":
@@ -312,10 +322,6 @@ class FolderReader:
         if NOTE in self._names and head.job is not None:
             note = clean(self._text(NOTE))
             jobs[head.job] = replace(jobs.get(head.job, _NO_TRACE), note=note)
-        for number, job in jobs.items():
-            if job.facts.node is not None and number not in ended:
-                jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
-        return jobs, lost_nodes
 
     def _names_of_jobs(
         self,
