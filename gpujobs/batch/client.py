@@ -92,6 +92,10 @@ def never() -> bool:
     return False
 
 
+def nothing() -> None:
+    """Return None: the default of `SchedulerClient.claimed`."""
+
+
 @dataclass(frozen=True)
 class SchedulerClient:
     """A batch scheduler, and how this site calls its commands.
@@ -108,6 +112,8 @@ class SchedulerClient:
     """Seconds for which a command is retried."""
     stopping: Callable[[], bool] = never
     """Return whether to give up waiting."""
+    claimed: Callable[[], str | None] = nothing
+    """Return the id of a submission without a reply if one of its jobs says that it has started."""
     system: System = HOST
 
     # -- submit ------------------------------------------------------------------------------------
@@ -141,13 +147,13 @@ class SchedulerClient:
                 return found
             if doubtful:  # the time of the doubt does not count
                 doubts, began = doubts + 1, self.system.monotonic()
+            if result.exit_code == 0:
+                message = f"{self.scheduler.name} returned no job id: {result.message}"
+                raise UnavailableError(message)
             late = not doubtful and self.system.monotonic() > deadline
             if late or doubts == MOST_DOUBTS:
-                message = f"has not accepted the job for {self.timeout:.0f} s"
-                if result.exit_code == 0:
-                    message = "returned no job id"
-                message = f"{self.scheduler.name} {message}: {result.message}"
-                raise UnavailableError(message, hint="try again later")
+                message = f"{self.scheduler.name} has not accepted the job for {self.timeout:.0f} s"
+                raise UnavailableError(f"{message}: {result.message}", hint="try again later")
 
     def find(self, name: str) -> set[str]:
         """Return the ids of the submissions called ``name``.
@@ -409,7 +415,7 @@ class SchedulerClient:
                 same = same + 1 if listed == before else 1
                 late = self.system.monotonic() >= since + OLDEST_ANSWER
                 if same >= wanted and late:
-                    return None
+                    return self.claimed()
                 is_first, before = before is None, listed
                 if is_first or not late:
                     delay = max(CONFIRM_DELAY, min(LONGEST_DELAY, delay * 2))
