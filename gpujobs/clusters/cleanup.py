@@ -76,7 +76,7 @@ def note(records: Sequence[ClusterRecord], present: PresentFolders) -> str:
     """Return that ended clusters have left large folders, or ""; takes a third of a second.
 
     ``records``: of all clusters. Those that have had their last word know the size of their folder.
-    ``present``: what is known of these folders.
+    ``present``: of these folders.
     """
     told = [one.last for one in records if one.finished and one.last and one.path in present]
     size, files = sum(one.size for one in told), sum(one.files for one in told)

@@ -116,7 +116,7 @@ class PresentFolders:
         if problem := self._problems[above]:
             return frozenset(), problem
         try:
-            # What is checked is what is listed, and its name is looked up once.
+            # The folder that is checked is listed, and its name is looked up once.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             return frozenset(), _problem_text(_check, path)

@@ -185,7 +185,7 @@ class FolderReader:
     """
 
     def __init__(self, path: Path, *, in_full: bool = False) -> None:
-        """``in_full``: for `report`, also what says nothing about the present.
+        """``in_full``: for `report`, also files without news about the present.
 
         That are the past events of the dask scheduler, and the files of jobs whose workers are
         connected, which may be damaged.
@@ -213,8 +213,8 @@ class FolderReader:
     ) -> FolderState:
         """Return the present state; an empty one if the folder is gone, or is not trusted.
 
-        ``folders``: what is known of several clusters' folders at this look. ``jobs``: all that may
-        have files, each on one host; none is looked up while their workers tell the facts of all.
+        ``folders``: of several clusters at this look. ``jobs``: all that may
+        have files, each on one host; none is looked up while their workers have the facts of all.
         ``ended``: traces of jobs whose files are not read any more.
         """
         path = self._folder.path
@@ -330,12 +330,12 @@ class FolderReader:
         known: frozenset[int],
         ended: Mapping[int, JobTrace],
     ) -> list[str]:
-        """Return the names of the files of jobs: of the claims, if workers tell all other facts.
+        """Return the names of the files of jobs: of the claims, if workers have all other facts.
 
-        A head of 0.3.0, which does not tell its number, may have written a note among them.
+        A head of 0.3.0, which does not write its number, may have written a note among them.
         """
-        told = {number for number, run in runs.items() if run["id"]}
-        if known and known.difference(ended) <= told and head.dask.job is not None:
+        certain = {number for number, run in runs.items() if run["id"]}
+        if known and known.difference(ended) <= certain and head.dask.job is not None:
             return [f"{number}.claim" for number in runs]
         return file_names(self._folder.path / "jobs")
 

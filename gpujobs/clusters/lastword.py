@@ -64,7 +64,7 @@ class EndedJob:
 
     @property
     def trace(self) -> JobTrace:
-        """What a reader of its files would find."""
+        """The traces that a reader of its files would find."""
         return _trace(self.files)
 
 

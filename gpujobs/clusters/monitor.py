@@ -165,7 +165,7 @@ class ClusterMonitor:
             return record
 
     def _with_unlisted(self, record: ClusterRecord) -> ClusterRecord:
-        """Return the record with what could not be written into it."""
+        """Return the record with the facts that could not be written into it."""
         return replace(record, unlisted=self._unlisted.get(record.id, record.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
@@ -331,7 +331,7 @@ class ClusterMonitor:
         states: dict[str, FolderState],
         answers: Mapping[JobId, JobStatus],
     ) -> None:
-        """Count jobs again that had ended and are in the queue: their files tell of the start."""
+        """Count jobs again that had ended and are in the queue: their files have the new start."""
         returned = {job for job in answers if job in self._settled and answers[job].in_queue}
         self._settled -= returned
         self._returned |= returned
