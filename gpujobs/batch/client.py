@@ -85,13 +85,15 @@ LIMIT_TIMEOUT = 10.0
 """Seconds for the query of the largest array."""
 MOST_DOUBTS = 2
 """Submissions that may have been accepted, as far as the reply says, and that nothing lists."""
-MOST_GARBLED_REPLIES = 3
-"""Replies of a successful submit command without a job id."""
 
 
 def never() -> bool:
     """Return False: the default of `SchedulerClient.stopping`."""
     return False
+
+
+def nothing() -> None:
+    """Return None: the default of `SchedulerClient.claimed`."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class SchedulerClient:
     """Seconds for which a command is retried."""
     stopping: Callable[[], bool] = never
     """Return whether to give up waiting."""
+    claimed: Callable[[], str | None] = nothing
+    """Return the id of a submission without a reply if one of its jobs says that it has started."""
     system: System = HOST
 
     # -- submit ------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ class SchedulerClient:
         after_options = self.scheduler.after_options(after)
         argv = [*self.scheduler.submit_command(), *self.arguments, *after_options]
         began = self.system.monotonic()
-        garbled_replies, doubts, pauses = 0, 0, delays()
+        doubts, pauses = 0, delays()
         while True:
             left = began + self.timeout - self.system.monotonic()
             result = replace(self, timeout=left)._run(argv, stdin=script, cwd=cwd)
@@ -143,8 +147,7 @@ class SchedulerClient:
                 return found
             if doubtful:  # the time of the doubt does not count
                 doubts, began = doubts + 1, self.system.monotonic()
-            garbled_replies += result.exit_code == 0
-            if garbled_replies == MOST_GARBLED_REPLIES:
+            if result.exit_code == 0:
                 message = f"{self.scheduler.name} returned no job id: {result.message}"
                 raise UnavailableError(message)
             late = not doubtful and self.system.monotonic() > deadline
@@ -412,7 +415,7 @@ class SchedulerClient:
                 same = same + 1 if listed == before else 1
                 late = self.system.monotonic() >= since + OLDEST_ANSWER
                 if same >= wanted and late:
-                    return None
+                    return self.claimed()
                 is_first, before = before is None, listed
                 if is_first or not late:
                     delay = max(CONFIRM_DELAY, min(LONGEST_DELAY, delay * 2))

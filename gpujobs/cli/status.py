@@ -349,7 +349,7 @@ class StatusView:
         self._known: list[ClusterRecord] = []
         """All records, if no cluster was named."""
         self._folders = PresentFolders()
-        """What is known of their folders at this look."""
+        """Facts about their folders at this look."""
         self._records = self._choose()
         """Of the clusters to show, at this look."""
         self._monitor = self._new_monitor()

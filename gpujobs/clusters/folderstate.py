@@ -185,7 +185,7 @@ class FolderReader:
     """
 
     def __init__(self, path: Path, *, in_full: bool = False) -> None:
-        """``in_full``: for `report`, also what says nothing about the present.
+        """``in_full``: for `report`, also files without news about the present.
 
         That are the past events of the dask scheduler, and the files of jobs whose workers are
         connected, which may be damaged.
@@ -213,8 +213,8 @@ class FolderReader:
     ) -> FolderState:
         """Return the present state; an empty one if the folder is gone, or is not trusted.
 
-        ``folders``: what is known of several clusters' folders at this look. ``jobs``: all that may
-        have files, each on one host; none is looked up while their workers tell the facts of all.
+        ``folders``: of several clusters at this look. ``jobs``: all that may
+        have files, each on one host; none is looked up while their workers have the facts of all.
         ``ended``: traces of jobs whose files are not read any more.
         """
         path = self._folder.path
@@ -302,6 +302,16 @@ class FolderReader:
         names = [name for name in names if _number_of(name) not in ended]
         facts, lost_nodes = self._read_facts(names, runs)
         jobs = {**ended, **{number: JobTrace(one) for number, one in facts.items()}}
+        self._add_claims_and_notes(jobs, names, runs, head)
+        for number, job in jobs.items():
+            if job.facts.node is not None and number not in ended:
+                jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
+        return jobs, lost_nodes
+
+    def _add_claims_and_notes(
+        self, jobs: dict[int, JobTrace], names: Iterable[str], runs: Mapping[int, Run], head: _Head
+    ) -> None:
+        """Add the claims, and the note of the head, to the traces of the jobs."""
         for number, kind in job_files(names, "."):
             job = jobs.get(number, _NO_TRACE)
             if kind == "claim":
@@ -312,10 +322,6 @@ class FolderReader:
         if NOTE in self._names and head.job is not None:
             note = clean(self._text(NOTE))
             jobs[head.job] = replace(jobs.get(head.job, _NO_TRACE), note=note)
-        for number, job in jobs.items():
-            if job.facts.node is not None and number not in ended:
-                jobs[number] = replace(job, alive=self._sign_of_life(number, runs, head))
-        return jobs, lost_nodes
 
     def _names_of_jobs(
         self,
@@ -324,12 +330,12 @@ class FolderReader:
         known: frozenset[int],
         ended: Mapping[int, JobTrace],
     ) -> list[str]:
-        """Return the names of the files of jobs: of the claims, if workers tell all other facts.
+        """Return the names of the files of jobs: of the claims, if workers have all other facts.
 
-        A head of 0.3.0, which does not tell its number, may have written a note among them.
+        A head of 0.3.0, which does not write its number, may have written a note among them.
         """
-        told = {number for number, run in runs.items() if run["id"]}
-        if known and known.difference(ended) <= told and head.dask.job is not None:
+        certain = {number for number, run in runs.items() if run["id"]}
+        if known and known.difference(ended) <= certain and head.dask.job is not None:
             return [f"{number}.claim" for number in runs]
         return file_names(self._folder.path / "jobs")
 

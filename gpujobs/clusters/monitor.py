@@ -165,7 +165,7 @@ class ClusterMonitor:
             return record
 
     def _with_unlisted(self, record: ClusterRecord) -> ClusterRecord:
-        """Return the record with what could not be written into it."""
+        """Return the record with the facts that could not be written into it."""
         return replace(record, unlisted=self._unlisted.get(record.id, record.unlisted))
 
     def _read(self, record: ClusterRecord) -> FolderState:
@@ -320,15 +320,25 @@ class ClusterMonitor:
             return
         before = dict(self._answers)
         self._answers.update(answers)
+        self._take_back(group, states, answers)
+        for record in group:
+            self._note_waiting(record, states[record.id], before)
+            self._remember_unlisted(record, states[record.id], answers)
+
+    def _take_back(
+        self,
+        group: Iterable[ClusterRecord],
+        states: dict[str, FolderState],
+        answers: Mapping[JobId, JobStatus],
+    ) -> None:
+        """Count jobs again that had ended and are in the queue: their files have the new start."""
         returned = {job for job in answers if job in self._settled and answers[job].in_queue}
         self._settled -= returned
         self._returned |= returned
         for record in group:
             if returned.intersection(record.current_jobs(states[record.id].claims).values()):
                 self._ended_jobs.pop(record.id, None)
-                states[record.id] = self._read(record)  # its files tell of the new start
-            self._note_waiting(record, states[record.id], before)
-            self._remember_unlisted(record, states[record.id], answers)
+                states[record.id] = self._read(record)
 
     def _note_waiting(
         self, record: ClusterRecord, state: FolderState, before: Mapping[JobId, JobStatus]

@@ -169,12 +169,18 @@ def send_text(
     known = [submission.id for submission in record.submissions]
     before = (sent.id for sent in record.submissions if sent.attempt == intent.attempt - 1)
     try:
-        client = replace(client, arguments=intent.arguments)
+        client = replace(client, arguments=intent.arguments, claimed=partial(_claimed_id, record))
         submission_id = client.submit(text, record.id, [*known, *others], folder, [*after, *before])
     except errors.RefusedError as error:
         ledger.update(record.id, intent=None)
         raise _refusal(error, intent.group, record.contact) from None
     return record_submission(record, submission_id, ledger, client)
+
+
+def _claimed_id(record: ClusterRecord) -> str | None:
+    """Return the id of the submission of the record's intent, if one of its jobs has started."""
+    claimed = record.claimed_intent()
+    return claimed.id if claimed else None
 
 
 def _refusal(error: errors.RefusedError, group: str, contact: str | None) -> errors.RefusedError:

@@ -124,7 +124,7 @@ class DaskWorkers:
     idle_reason: str = ""
     """Why the cluster ends without work; "" while it does not."""
     job: int | None = None
-    """Number of the head's job, if the dask scheduler has told it."""
+    """Number of the head's job, if the dask scheduler has written it."""
     scheme: str = ""
     """The protocol of its address, also after its end."""
     past: list[Event] | None = field(default=None, compare=False)

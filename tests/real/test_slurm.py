@@ -553,13 +553,15 @@ def test_jobs_are_submitted_once_whatever_the_answer(
 
 
 @pytest.mark.stub
+@pytest.mark.waits
 def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None:
-    # The reply is lost, and so is our question: the array is sent twice, with the same numbers.
+    # The reply is lost, and so is our question, while no job can start: the array is sent twice, with
+    # the same numbers.
     site = wrapped(
         cli,
         backend,
         "sbatch",
-        'cat > s; if ONCE; then REAL "$@" < s > /dev/null; echo "Socket timed out" >&2; exit 1; fi; exec REAL "$@" < s',
+        'cat > s; if ONCE; then REAL --begin=now+100 "$@" < s > /dev/null; echo "Socket timed out" >&2; exit 1; fi; exec REAL "$@" < s',
     )
     changed = json.loads(Path(site).read_text())
     listing = cli.work / "squeue"
@@ -570,7 +572,7 @@ def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None
     changed["commands"]["squeue"] = str(listing)
     Path(site).write_text(json.dumps(changed))
     cluster = cli.submit(
-        {"gpus": 2, "gpus_per_job": 1, "run": ["sleep", "3"], "start_workers": 2},
+        {"gpus": 2, "gpus_per_job": 1, "run": ["sleep", "30"], "start_workers": 2},
         "--site",
         site,
         "--wait",
@@ -587,6 +589,7 @@ def test_superfluous_jobs_leave_at_once(cli: Cli, backend: SlurmBackend) -> None
 
 
 @pytest.mark.stub
+@pytest.mark.waits
 def test_an_answer_without_an_id_is_an_error(cli: Cli, backend: SlurmBackend) -> None:
     site = wrapped(cli, backend, "sbatch", "cat > /dev/null; exit 0")
     done = cli("submit", str(cli.write("p.yaml", {"gpus": 1})), "--site", site)

@@ -687,6 +687,21 @@ def test_a_job_that_has_left_the_queue_before_it_was_found_is_not_submitted_agai
     run(tmp_path, story)
 
 
+def test_a_job_that_has_started_is_not_submitted_again_though_nothing_lists_it(
+    tmp_path: Path,
+) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        assert isinstance(slurm, LossySlurm)
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        slurm.lost = [1] * 1000
+        slurm.accept_while_away, slurm.away_until = 1.0, slurm.seconds + 1
+        await cluster.scale_to(2)
+        assert len(slurm.jobs) == len(slurm.alive) == 2 and slurm.lost
+
+    run(tmp_path, story, LossySlurm(tmp_path, Random(0)))
+
+
 def test_an_answer_that_lacks_a_row_does_not_give_up_an_interrupted_submission(
     tmp_path: Path,
 ) -> None:

@@ -22,12 +22,12 @@ from ..support.jobevents import write_job
 from .test_monitor import FakeSlurm, ledger, slurm
 
 __all__ = ["ledger", "slurm"]
-START = time.time() - 200
 
 
 @pytest.fixture
 def record(ledger: Ledger) -> ClusterRecord:
     """A cluster whose job 0 runs; jobs 1 and 2 have ended, 3 was deleted while it waited."""
+    start = time.time() - 200
     path = ledger.folder.parent / "root" / "svd-0001"
     for folder in (path / "jobs", path / "head-1"):
         folder.mkdir(mode=0o700, parents=True)
@@ -38,28 +38,28 @@ def record(ledger: Ledger) -> ClusterRecord:
     lines: list[dict[str, Any]] = [opened]
     for job in range(3):
         (path / job_file(job, "claim")).write_text(f"{job + 1}\n")
-        write_job(path, job, "script", at=START)
-        write_job(path, job, "started", at=START)
-        run = {"job": job, "id": str(job + 1), "name": "1-n1-1", "node": "n1", "started": START}
+        write_job(path, job, "script", at=start)
+        write_job(path, job, "started", at=start)
+        run = {"job": job, "id": str(job + 1), "name": "1-n1-1", "node": "n1", "started": start}
         row = {"address": "tls://h:2", "threads": 1, "memory": 2**30, "run": run}
-        worker = {"worker": f"svd-0001-{job}", "at": START + 9}
+        worker = {"worker": f"svd-0001-{job}", "at": start + 9}
         lines.append({"event": "connected", **worker, "row": row})
         if job:
             lines.append({"event": "disconnected", **worker})
             write_job(path, job, "failed", reason="of its own")
-            write_job(path, job, "left", code=job, at=START + 80)
+            write_job(path, job, "left", code=job, at=start + 80)
     write_events(path, *lines)
     found = ClusterRecord(
         id="svd-0001",
         site="here",
         scheduler="slurm",
         folder=str(path),
-        created=START,
+        created=start,
         groups=(GroupRecord("", workers=4, workers_per_job=1, gpus_per_job=1, walltime=600),),
         run=(),
         encrypted=True,
-        submissions=tuple(Submission(str(job + 1), job, 1, time=START) for job in range(4)),
-        unlisted={"3": START},
+        submissions=tuple(Submission(str(job + 1), job, 1, time=start) for job in range(4)),
+        unlisted={"3": start},
     )
     ledger.add(found)
     return found
@@ -114,11 +114,11 @@ def test_a_job_that_is_in_the_queue_again_has_not_ended(
 ) -> None:
     slurm.lists("1||RUNNING")
     look(ledger)
-    write_job(record.path, 2, "script", run="2-n1-1", at=START + 150)
-    write_job(record.path, 2, "started", run="2-n1-1", at=START + 150)
+    write_job(record.path, 2, "script", run="2-n1-1", at=record.created + 150)
+    write_job(record.path, 2, "started", run="2-n1-1", at=record.created + 150)
     slurm.lists("1||RUNNING", "3||RUNNING")
     report = look(ledger)
-    assert (report.jobs[2].state, report.jobs[2].began) == ("RUNNING", START + 150)
+    assert (report.jobs[2].state, report.jobs[2].began) == ("RUNNING", record.created + 150)
     assert ledger.get(record.id).ended.keys() == {"1", "3"}
     assert look(ledger).jobs[2].state == "RUNNING"
 
@@ -129,7 +129,9 @@ def test_a_cluster_that_has_ended_keeps_its_last_word_only(
     slurm.lists("1||RUNNING")
     look(ledger)
     write_job(record.path, 0, "left", code=0)
-    (record.path / "ended").write_text(json.dumps({"kind": "done", "exit_code": 0, "time": START}))
+    (record.path / "ended").write_text(
+        json.dumps({"kind": "done", "exit_code": 0, "time": record.created})
+    )
     slurm.lists()
     states = [job.state for job in look(ledger).jobs]
     found = ledger.get(record.id)
