@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .base import Scheduler
 from .formats import integer, listed_attributes, names_ids, quoted_path
-from .jobs import CommandResult, JobId, JobState, JobStatus, Statuses
+from .jobs import CommandResult, JobId, JobState, JobStatus, Reply, Statuses
 from .pbs import PBS, STATES, by_id, job_id, node_names, shell_exit_code, without_server
 from .pbs_inventory import Attributes, TorqueInventory
 
@@ -39,6 +39,10 @@ _HOLDS = {
     "l": "held: as many jobs of its array run as the slot limit allows (max_slot_limit)",
 }
 """Reasons by `Hold_Types`."""
+_UNKNOWN = re.compile(r"Unknown Job Id Error (\S+)")
+_EXHAUSTED = re.compile(r"too many open connections", re.I)
+"""`qstat` keeps a connection for each id that it does not find, and cannot ask for a tenth one."""
+_IDS_AT_ONCE = 8
 _MOST_STARTS = 3
 """Starts of a job whose last one failed. Torque has no limit when a prologue exits with code 2."""
 
@@ -100,6 +104,11 @@ class Torque(PBS):
         texts = [":".join([kind, *ids]) for kind, ids in kinds.items()]
         return ["-W", f"depend={','.join(texts)}"] if texts else []
 
+    def reply(self, result: CommandResult) -> Reply:
+        if result.exit_code and _ran_out(result) and _UNKNOWN.search(result.stderr):
+            return Reply.ANSWER  # for some of the ids: `more_status_commands` asks for the others
+        return super().reply(result)
+
     def is_complete(self, result: CommandResult) -> bool:
         if "-f1" not in result.argv:
             return True
@@ -129,15 +138,28 @@ class Torque(PBS):
         found = ((id_, jobs.get(without_server(id_))) for id_ in ids)
         return {id_: _status(attributes) for id_, attributes in found if attributes}
 
+    def more_status_commands(
+        self, missing: Sequence[JobId], result: CommandResult
+    ) -> list[list[str]]:
+        if not _ran_out(result):
+            return []
+        unknown = set(_UNKNOWN.findall(result.stderr))
+        left = sorted({job.submission for job in missing} - unknown)
+        parts = (left[n : n + _IDS_AT_ONCE] for n in range(0, len(left), _IDS_AT_ONCE))
+        return [["qstat", "-t", "-f1", *part] for part in parts]
+
     # -- cancel ------------------------------------------------------------------------------------
-    more_status_commands = Scheduler.more_status_commands  # none of PBS's precautions
-    cancel_commands = Scheduler.cancel_commands
+    cancel_commands = Scheduler.cancel_commands  # none of PBS's precautions
 
     def target(self, submission: str, indexes: Sequence[int] = ()) -> list[str]:
         if not indexes:
             return [submission]
         # It knows no ranges.
         return [submission.replace("[]", f"[{index}]") for index in indexes]
+
+
+def _ran_out(result: CommandResult) -> bool:
+    return "-f1" in result.argv and bool(_EXHAUSTED.search(result.stderr))
 
 
 def _status(attributes: Attributes) -> JobStatus:

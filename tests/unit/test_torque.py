@@ -148,6 +148,22 @@ def test_no_jobs_at_all_are_an_answer() -> None:
     assert TORQUE.reply(CommandResult(("qstat", "-t", "-f1", "5.srv"), 0)) is Reply.NONE
 
 
+def test_jobs_are_asked_for_again_after_qstat_ran_out_of_connections() -> None:
+    """Of 6.1.3, which keeps a connection for each id that is unknown, and has ten."""
+    ids = [JobId(f"{n}.tqn1") for n in range(30)]
+    told = "".join(f"qstat: Unknown Job Id Error {n}.tqn1\n" for n in range(9))
+    lost = "Too many open connections.\nUnable to communicate with tqn1(10.87.0.11)\n"
+    argv = tuple(TORQUE.status_command(ids, [], "ada"))
+    answer = CommandResult(argv, 153, "", told + lost)
+    assert TORQUE.reply(answer) is Reply.ANSWER
+    more = TORQUE.more_status_commands(ids, answer)
+    asked = [word for command in more for word in command[3:]]
+    assert sorted(asked) == sorted(f"{n}.tqn1" for n in range(9, 30))
+    assert max(map(len, more)) < 3 + 9
+    assert TORQUE.reply(CommandResult(argv, 153, "", lost)) is Reply.NONE  # the server is away
+    assert TORQUE.more_status_commands(ids, CommandResult(argv, 153, "", told)) == []
+
+
 def test_the_largest_array_is_that_of_the_server() -> None:
     assert TORQUE.limit_command() == ["qstat", "-B", "-f1"]
     assert TORQUE.parse_limit(recorded("torque", "queues.txt", "server").stdout) == 8
