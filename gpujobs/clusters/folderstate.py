@@ -187,7 +187,7 @@ class FolderReader:
     def __init__(self, path: Path, *, in_full: bool = False) -> None:
         """``in_full``: for `report`, also files without news about the present.
 
-        That are the past events of the dask scheduler, and the files of jobs whose workers are
+        These are the past events of the dask scheduler, and the files of jobs whose workers are
         connected, which may be damaged.
         """
         self._folder = Folder(str(path))
