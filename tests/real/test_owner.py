@@ -75,7 +75,8 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
     request: Any,
 ) -> None:  # fmt: skip
     keywords = {"directives": ["--no-requeue"]} if how == "node" else {}
-    timeout = {"env": {"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": "6s"}} if how == "idle" else {}
+    idle = f"{patience(6):.0f} s"  # from when it listens: this process must connect before
+    timeout = {"env": {"DASK_DISTRIBUTED__SCHEDULER__IDLE_TIMEOUT": idle}} if how == "idle" else {}
     cluster = make(scheduler="job", scheduler_options=None, quiet=False, **keywords, **timeout)
     cluster.scale(2)
     if how != "idle":
@@ -102,7 +103,7 @@ def test_nothing_is_submitted_into_a_cluster_that_has_ended(
         "killed": "ended|killed",
         "node": "",
         "shutdown": "a client shut the dask scheduler down",
-        "idle": "was idle for 6 s",
+        "idle": f"was idle for {idle}",
     }
     seconds = wait_for_end(cluster, f"{cluster.id} has ended: .*({reason[how]})")
     print(f"end of the cluster, {how}: known after {seconds:.1f} s")

@@ -85,7 +85,6 @@ distributed:
     system-monitor: {interval: 10s}
     tick: {interval: 1s, limit: 1m}
   worker:
-    memory: {monitor-interval: 1s}
     profile: {enabled: false}
 """
 """Configuration of dask: otherwise its processes wake up 60 times a second, which is most CPU time of a test of minutes."""
