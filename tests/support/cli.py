@@ -100,7 +100,7 @@ def text_of(value: Any) -> str:
 def write_quiet_dask(home: Path) -> None:
     """Write a user's configuration of dask, which jobs and programs read."""
     folder = home / ".config" / "dask"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "quiet.yaml").write_text(QUIET_DASK)
 
 
