@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -464,7 +465,9 @@ def test_a_worker_that_is_paused_is_named_while_its_program_waits_and_in_the_rea
     local: Cli,
 ) -> None:
     local.write("paused.py", PAUSED)
-    profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "paused.py"]}
+    often = {"DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "500ms"}  # as without QUIET_DASK
+    profile: dict[str, Any] = {"gpus": 0, "workers": {"memory": "400MiB"}, "env": often}
+    profile["run"] = ["python", "paused.py"]
     process = local.start("submit", str(local.write("p.yaml", profile)), "--wait")
     _, err = process.communicate(timeout=patience(120))
     said = re.search(r"worker (\S+)-0 is paused: 3\d\d of 400 MiB", err)

@@ -82,7 +82,6 @@ if __name__ == "__main__":
 def test_the_button_of_dask_labextension_starts_a_cluster_that_scales(local: Cli) -> None:
     need_library("dask_labextension")
     config = local.home / ".config" / "dask"
-    config.mkdir(parents=True)
     text = (NOTEBOOK / "labextension.yaml").read_text()
     assert "gpus_per_job: 1" in text
     (config / "labextension.yaml").write_text(text.replace("gpus_per_job: 1", "gpus_per_job: 0"))
