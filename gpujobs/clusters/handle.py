@@ -103,6 +103,10 @@ class ClusterHandle:
     def _monitor(self) -> ClusterMonitor:
         return ClusterMonitor([self.record], self._ledger)
 
+    @cached_property
+    def _monitor_of_usage(self) -> ClusterMonitor:
+        return ClusterMonitor([self.record], self._ledger, in_full=True)
+
     def status(self) -> ClusterReport:
         """Return the state of the cluster and its jobs. Call it as often as you like.
 
@@ -168,9 +172,11 @@ class ClusterHandle:
             logger.warning("%s: %s", self.id, error)
 
     def usage(self) -> UsageReport:
-        """Return where the time of the jobs and the GPU hours went until now."""
-        monitor = ClusterMonitor([self.record], self._ledger, in_full=True)
-        report, record = monitor.report(), self.record
+        """Return where the time of the jobs and the GPU hours went until now.
+
+        Like `status`, it does not query the batch scheduler each time.
+        """
+        report, record = self._monitor_of_usage.report(), self.record
         past = read_history(record.path, report.folder.jobs, report.folder.dask.past)
         return make_usage(report, past, self._ledger.targets(record), time.time())
 

@@ -164,6 +164,29 @@ def read_history(
     if folder_problem(path):
         return History()
     started, ended = _job_times(jobs)
+    events = _events(folder, last)
+    history = History(
+        started=started,
+        ended=ended,
+        connections=tuple(connections(events)),
+        left=_leaving(events),
+    )
+    return _add_samples(history, path)
+
+
+def _events(folder: Folder, last: Sequence[Event] | None) -> list[Event]:
+    """Return the events of all attempts; ``last``: see `read_history`."""
+    attempts = attempts_in(folder.names())
+    if last is not None:
+        attempts = attempts[:-1]
+    files = [folder.path / events_file(attempt) for attempt in attempts]
+    events = [*(event for file in files for event in _lines(file, Event)), *(last or ())]
+    events += map(oldfolder.as_event, _lines(folder.path / oldfolder.EVENTS, oldfolder.OldEvent))
+    return events
+
+
+def _add_samples(history: History, path: Path) -> History:
+    """Return the history with the samples that the jobs have written."""
     gpus: list[GpuSamples] = []
     hosts: list[HostSamples] = []
     problems: dict[int, str] = {}
@@ -174,21 +197,7 @@ def read_history(
         hosts.append(HostSamples(job, node, tuple(host_samples(lines))))
         if errors := [line["error"] for line in lines if "error" in line]:
             problems[job] = clean(errors[-1])
-    attempts = attempts_in(folder.names())
-    if last is not None:
-        attempts = attempts[:-1]
-    files = [path / events_file(attempt) for attempt in attempts]
-    events = [*(event for file in files for event in _lines(file, Event)), *(last or ())]
-    events += map(oldfolder.as_event, _lines(path / oldfolder.EVENTS, oldfolder.OldEvent))
-    return History(
-        started=started,
-        ended=ended,
-        connections=tuple(connections(events)),
-        gpus=tuple(gpus),
-        hosts=tuple(hosts),
-        problems=problems,
-        left=_leaving(events),
-    )
+    return replace(history, gpus=tuple(gpus), hosts=tuple(hosts), problems=problems)
 
 
 def _leaving(events: Iterable[Event]) -> dict[str, str]:

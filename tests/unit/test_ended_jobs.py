@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpujobs.clusters.folderstate import FolderReader
+from gpujobs.clusters.handle import ClusterHandle
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.monitor import ClusterMonitor
 from gpujobs.clusters.report import ClusterReport, job_json
@@ -151,3 +152,14 @@ def test_an_ended_job_cannot_smuggle_an_option_into_the_ids(
     path.write_text(json.dumps(value))
     with pytest.raises(GpujobsError, match="is not the id of a job"):
         ledger.get(record.id)
+
+
+def test_usage_that_is_asked_for_often_is_one_question_to_the_batch_scheduler(
+    ledger: Ledger, record: ClusterRecord, slurm: FakeSlurm
+) -> None:
+    handle = ClusterHandle(record.id, ledger)
+    connections = [len(job.connections) for job in handle.usage().jobs]
+    asked = len(slurm.calls)
+    assert asked and any(connections)
+    assert [len(job.connections) for job in handle.usage().jobs] == connections
+    assert len(slurm.calls) == asked
