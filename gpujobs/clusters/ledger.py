@@ -352,6 +352,8 @@ def _contradiction(record: ClusterRecord) -> str:
         return "a name has several lines"
     if record.last and record.last.problem:
         return record.last.problem
+    if any(number != str(job.files["number"]) for number, job in record.ended.items()):
+        return "`ended` has another number than its job"
     if problem := wrong_claim(job.files for job in record.ended.values()):
         return problem
     if not record.path.is_absolute():

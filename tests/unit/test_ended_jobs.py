@@ -163,3 +163,16 @@ def test_usage_that_is_asked_for_often_is_one_question_to_the_batch_scheduler(
     assert asked and any(connections)
     assert [len(job.connections) for job in handle.usage().jobs] == connections
     assert len(slurm.calls) == asked
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "01", "2"])
+def test_a_record_whose_ended_job_has_another_number_is_refused(
+    ledger: Ledger, record: ClusterRecord, slurm: FakeSlurm, number: str
+) -> None:
+    look(ledger)
+    path: Path = ledger.folder / f"{record.id}.json"
+    value = json.loads(path.read_text())
+    value["ended"] = {number: value["ended"]["1"]}
+    path.write_text(json.dumps(value))
+    with pytest.raises(GpujobsError, match="`ended` has another number than its job"):
+        ledger.get(record.id)
