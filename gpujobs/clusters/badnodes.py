@@ -12,7 +12,7 @@ from typing import Any
 
 from ..injob.folder import DamagedError, read_lines
 from ..schedulers import JobState
-from .clusterfolder import best_effort, write_atomically
+from .clusterfolder import best_effort, version_of, write_atomically
 from .ledger import Ledger
 from .report import ClusterReport, JobReport
 
@@ -133,7 +133,7 @@ class FailuresReader:
             status = (self._ledger.folder / FILE).lstat()
         except OSError:
             return []
-        version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        version = version_of(status)
         if version != self._version:
             self._version, self._found = version, read(self._ledger)
         return self._found

@@ -93,6 +93,11 @@ def is_removed(folder: Path) -> bool:
     return False
 
 
+def version_of(status: os.stat_result) -> tuple[int, int, int]:
+    """Return by what a file that was written anew, or replaced, differs from before."""
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 class PresentFolders:
     """The folders of clusters at one look: the folder that has them is looked at once for all."""
 

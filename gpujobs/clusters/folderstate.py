@@ -44,6 +44,7 @@ from .clusterfolder import (
     job_files,
     parse_claim,
     read_claim,
+    version_of,
 )
 
 _FRESH = 120.0
@@ -405,7 +406,7 @@ class FolderReader:
             status = os.lstat(f"{self._folder.path}/{name}")  # a Path takes as long as the call
         except OSError:  # a restarted job has just removed it
             return read(name)
-        key = (status.st_mtime_ns, status.st_size, status.st_ino)
+        key = version_of(status)
         if name not in self._job_files or self._job_files[name][0] != key:
             before = len(self._damaged)
             value = read(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .backend import FAKE_GPUS
-from .cli import text_of
+from .cli import text_of, write_quiet_dask
 from .processes import patience, until
 from .slurm import PrivateSlurm
 from .slurm_faults import fail_node, restart_controller, restore_node
@@ -27,14 +27,8 @@ ROUND = {"cancel": 5, "requeue": 2, "node": 2, "controller": 1}
 """How often each fault happens in a round; the order within a round is random."""
 DOWNTIME = 10.0
 """Seconds after which a node that has failed is booted."""
-ENVIRONMENT = {
-    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "10s",
-    "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
-    "DASK_DISTRIBUTED__ADMIN__TICK__LIMIT": "1m",
-    "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "10s",
-    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-}
-"""So many workers on a host of few cores would be busy with watching themselves."""
+ENVIRONMENT = {"DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "10s"}
+"""Beside `QUIET_DASK`: so many workers on a host of few cores would be busy with watching themselves."""
 
 
 @dataclass
@@ -58,6 +52,7 @@ class Result:
 
 def counted_commands(folder: Path, slurm: PrivateSlurm) -> dict[str, str]:
     """Return the environment in which calls of Slurm's commands are noted in ``folder/calls``."""
+    write_quiet_dask(folder)
     wrappers = folder / "bin"
     wrappers.mkdir()
     for name in COMMANDS:
