@@ -47,6 +47,8 @@ LARGEST_UPLOAD = 100 << 20
 _PACKAGES = ("gpujobs", "click", "jinja2", "markupsafe", "platformdirs", "ruamel.yaml")
 """All of Python alone, so that they run on any machine."""
 _DATE = (1980, 1, 1, 0, 0, 0)
+_FAST = 1
+"""Level of compression: it is done before each command, and what it makes is seldom sent."""
 _LOST = 255
 """The exit code of ssh if there is no connection, or if it ends."""
 
@@ -62,7 +64,7 @@ def pack(files: Mapping[str, Path | bytes]) -> bytes:
                 mode |= content.stat().st_mode & stat.S_IXUSR
                 content = content.read_bytes() if content.is_file() else b""
             item.external_attr = (stat.S_IFREG | mode) << 16
-            archive.writestr(item, content, zipfile.ZIP_DEFLATED)
+            archive.writestr(item, content, zipfile.ZIP_DEFLATED, _FAST)
     return buffer.getvalue()
 
 

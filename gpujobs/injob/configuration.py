@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .names import PRELOAD, PREPARES
+from .names import DASHBOARD, PRELOAD, PREPARES
 from .network import initialise_driver, initialise_ucx
 
 if TYPE_CHECKING:
@@ -80,11 +80,16 @@ def preload_options(role: str, arguments: Sequence[str]) -> list[str]:
 
 
 # -- dask's commands -------------------------------------------------------------------------------
+_WITHOUT_DASHBOARD = "--no-dashboard"
+
+
 def run_scheduler(options: DaskOptions) -> None:
     """Run dask's command for the dask scheduler in this process, as `python -m` does."""
     set_import_path()
     module, *arguments = options.command
     sys.argv = [module, *arguments, *preload_options("scheduler", arguments)]
+    if _WITHOUT_DASHBOARD not in arguments:  # later than dask does it
+        sys.argv += [_WITHOUT_DASHBOARD, f"--preload={DASHBOARD}"]
     prepares = os.environ.pop(PREPARES, "")
     if prepares:
         initialise_driver()

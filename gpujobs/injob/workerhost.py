@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,6 +165,8 @@ _METHOD_OPTION = "--multiprocessing-method"
 _MODULE = f"{PACKAGE}.workerhost"
 _PRE_SPAWN = "distributed.nanny.pre-spawn-environ"
 _NANNY_ENVIRON = "distributed.nanny.environ"
+_ROUTES = "distributed.worker.http.routes"
+"""Modules of the pages of a worker's HTTP server."""
 _UCX_OPTIONS = ("-tcp-over-ucx", "-infiniband", "-nvlink", "-rdmacm")
 """Ends of dask-cuda's options that choose the transports of UCX."""
 _CUDA_COMMAND = "dask_cuda.cli"
@@ -294,15 +298,32 @@ def _replace_environ(environ: dict[str, str]) -> None:
     os.environ.update(environ)
 
 
+def _import(name: str) -> None:
+    with contextlib.suppress(ImportError), collecting_no_garbage():
+        importlib.import_module(name)  # dask's command reports an error
+
+
 def _import_for_workers(*, cuda: bool) -> None:
     """Import what workers import, in the environment that their libraries need."""
+    import dask
+
     if cuda:  # dask-cuda sets it, too, but later: RAPIDS must not use a GPU when it is imported
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     for name in (*_DASK, *(_DASK_CUDA if cuda else ())):
-        with contextlib.suppress(ImportError), collecting_no_garbage():
-            importlib.import_module(name)  # dask's command reports an error
+        _import(name)
+    for name in dask.config.get(_ROUTES, ()):
+        _import(name)
     if "numpy" in sys.modules:  # dask gives each worker a seed of its own
         importlib.import_module("numpy.random")
+    if os.environ.get(PROTOCOL) == "tls" and "tornado.iostream" in sys.modules:
+        asyncio.run(_read_authorities())
     if utils := sys.modules.get("distributed.utils"):
         # Else distributed would import pandas, for a server that it would start.
         vars(utils)["_forkserver_preload_set"] = True
+
+
+async def _read_authorities() -> None:
+    """Read the system's certificates, as tornado does once in each process that accepts TLS."""
+    from tornado.iostream import SSLIOStream
+
+    SSLIOStream(socket.socket()).close()

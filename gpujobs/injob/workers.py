@@ -497,3 +497,8 @@ class Node(Workers):
             (self.folder.path / node_file(number)).unlink(missing_ok=True)
         self.stop()
         return code
+
+
+def run_node(options: SuperviseOptions) -> int:
+    """Supervise the workers of one node of an allocation; return the exit code."""
+    return Node(options).run()

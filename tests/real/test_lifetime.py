@@ -201,7 +201,7 @@ def test_a_computation_continues_over_several_walltimes(cli: Cli, backend: Backe
     for name in ("profile.yaml", "checkpoints.py"):
         cli.write(name, (ROOT / "examples" / "checkpoints" / name).read_text())
     words = ["--set", "walltime=2m", "--wait"]
-    own = "--file, c.json, --steps, '400', --tasks, '2', --pause, '0.5'"
+    own = "--file, c.json, --steps, '240', --tasks, '2', --pause, '0.9'"
     run = f"run=[python, checkpoints.py, {own}]"
     done = cli("submit", "profile.yaml", "--site", "here", *words, "--set", run, timeout=1200)
     assert done.returncode == 0, done.stderr
@@ -215,8 +215,8 @@ def test_a_computation_continues_over_several_walltimes(cli: Cli, backend: Backe
         assert f"attempt {attempt} begins with step {steps[-1]}" in lines, everything
         stops = [line for line in lines if line.startswith(f"attempt {attempt} stops after step")]
         # An attempt that does its last step while the signal comes is followed by another one.
-        steps.append(int(stops[0].rsplit(" ", 1)[1]) if stops else 400)
-    assert steps[-1] == 400 and steps[1] < steps[2] and steps == sorted(steps), everything
+        steps.append(int(stops[0].rsplit(" ", 1)[1]) if stops else 240)
+    assert steps[-1] == 240 and steps[1] < steps[2] and steps == sorted(steps), everything
     assert lines[-1] == "pi is about 3.14160"
     assert "KilledWorker" not in everything
     backend.wait_empty(30, cluster)

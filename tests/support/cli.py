@@ -84,10 +84,21 @@ distributed:
   admin:
     system-monitor: {interval: 10s}
     tick: {interval: 1s, limit: 1m}
+  scheduler:
+    http:
+      routes:
+        - distributed.http.scheduler.info
+        - distributed.http.scheduler.json
+        - distributed.http.health
+        - distributed.http.statics
   worker:
     profile: {enabled: false}
+    http: {routes: [distributed.http.health, distributed.http.statics]}
 """
-"""Configuration of dask: otherwise its processes wake up 60 times a second, which is most CPU time of a test of minutes."""
+"""Configuration of dask, whose processes would wake up 60 times a second: most CPU time of a test of minutes.
+
+And without the routes for Prometheus and for a proxy, which import packages that only some tests need.
+"""
 _AT_START = ("PYTHON", "LC_", "LD_", "TZ")
 """Variables that only the start of a process reads begin so."""
 

@@ -16,9 +16,9 @@ from gpujobs.clusters.judge import judge
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Ledger, Submission
 from gpujobs.clusters.submit import find_predecessor
 from gpujobs.errors import InputError, NoSuchClusterError
-from gpujobs.injob.commands import supervise
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.options import SuperviseOptions
+from gpujobs.injob.supervise import supervise
 
 from ..support.transcripts import SQUEUE_HEADER
 from .support import error_of, made_plan, make_spec

@@ -24,7 +24,6 @@ from gpujobs.clusters.folderstate import read_state
 from gpujobs.clusters.owner import silence
 from gpujobs.injob import registry
 from gpujobs.injob.children import ManagedProcess, with_archive
-from gpujobs.injob.commands import supervise
 from gpujobs.injob.events import EventReader
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import NO_CLIENT, Head
@@ -40,6 +39,7 @@ from gpujobs.injob.options import (
     parse,
 )
 from gpujobs.injob.registry import WorkerRegistry
+from gpujobs.injob.supervise import supervise
 from gpujobs.injob.workers import JobsWatch, Workers
 
 from ..support.events import dask_workers, write_events

@@ -26,6 +26,7 @@ from gpujobs.clusters import clusterfolder as folder
 from gpujobs.clusters import verdict
 from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
+from gpujobs.injob.commands import COMMANDS
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
 from gpujobs.schedulers import base
 
@@ -282,13 +283,18 @@ def test_the_client_has_the_same_commands() -> None:
     assert "try-ucxx" in done.stdout
 
 
+def test_each_sub_command_has_its_function() -> None:
+    for module, function in COMMANDS.values():
+        assert callable(getattr(importlib.import_module(f"gpujobs.injob.{module}"), function))
+
+
 def test_exceptions_show_source_lines(pyz: Path) -> None:
     """Python's own printer of exceptions leaves out the source lines of a zip file before 3.13."""
     missing = f"--folder={pyz.parent / 'missing'}"
     done = run("-S", pyz, "supervise", missing, "--job=0", "--started=1", "--scheduler", "x")
     assert done.returncode == 1
     assert "(folder.path / head).mkdir()" in done.stderr
-    assert re.search(r'File "(\S+/)?injob/commands.py", line \d+, in', done.stderr)
+    assert re.search(r'File "(\S+/)?injob/supervise.py", line \d+, in', done.stderr)
     assert done.stderr.splitlines()[-1].startswith("FileNotFoundError: ")
 
 

@@ -17,7 +17,6 @@ from gpujobs.clusters.report import ClusterReport, JobPhase
 from gpujobs.clusters.scale import scale
 from gpujobs.errors import InputError
 from gpujobs.injob.children import ManagedProcess
-from gpujobs.injob.commands import supervise
 from gpujobs.injob.events import EventReader, events_file
 from gpujobs.injob.folder import Ended, EndKind, Folder
 from gpujobs.injob.head import Head
@@ -25,6 +24,7 @@ from gpujobs.injob.job import JobExit, clear_for_head, end_attempt
 from gpujobs.injob.jobevents import ExitRecord
 from gpujobs.injob.names import VERDICT
 from gpujobs.injob.options import SuperviseOptions
+from gpujobs.injob.supervise import supervise
 from gpujobs.injob.workers import JobsWatch
 from gpujobs.planning.render import render
 from gpujobs.schedulers import JobId, JobState, JobStatus, get_scheduler

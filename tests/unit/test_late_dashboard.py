@@ -1,0 +1,51 @@
+"""The dashboard of a dask scheduler in a job is imported when somebody opens it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+VISITS = """
+import asyncio, json, sys
+from distributed import Scheduler
+from gpujobs.injob.dashboard import dask_setup
+from tornado.httpclient import AsyncHTTPClient
+
+async def main():
+    async with Scheduler(port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler:
+        dask_setup(scheduler)
+        visits = []
+        for page in sys.argv[1:]:
+            url = f"http://127.0.0.1:{scheduler.http_server.port}{page}"
+            answer = await AsyncHTTPClient().fetch(url, raise_error=False)
+            end = answer.effective_url.rpartition("/")[2]
+            visits.append([answer.code, end, answer.body.decode(), "bokeh.server" in sys.modules])
+        print(json.dumps(visits))
+
+asyncio.run(main())
+"""
+
+
+def visit(*pages: str, before: str = "") -> list[tuple[int, str, str, bool]]:
+    """Open pages of a dask scheduler; return each code, the end of its address, its text, and whether Bokeh is there."""
+    done = subprocess.run(
+        [sys.executable, "-c", before + VISITS, *pages], capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [tuple(found) for found in json.loads(done.stdout)]
+
+
+def test_the_first_page_imports_the_dashboard() -> None:
+    health, first, tasks, nothing = visit("/health", "/", "/individual-task-stream", "/nothing")
+    assert health == (200, "health", "ok", False)
+    assert first[:2] == (200, "status") and "bokeh" in first[2] and first[3]
+    assert tasks[0] == 200 and "bokeh" in tasks[2]
+    assert nothing[0] == 404
+
+
+def test_a_page_says_that_bokeh_is_missing() -> None:
+    for (page,) in (
+        visit(path, before="import sys; sys.modules['bokeh'] = None\n") for path in ("/", "/status")
+    ):
+        assert page[:2] == (200, "status") and "Dask needs bokeh" in page[2]
