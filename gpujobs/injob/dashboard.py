@@ -1,4 +1,4 @@
-"""The dashboard of a dask scheduler in a job, which is imported when somebody opens it.
+"""The dashboard of a dask scheduler in a job, which is imported when its first page is opened.
 
 Bokeh takes a third of the time in which a dask scheduler starts, and most dashboards are not looked
 at. Preloaded by a dask scheduler that was started with `--no-dashboard`: its HTTP server runs.

@@ -187,6 +187,7 @@ def test_the_steps_of_groups_run_where_they_must(local: Cli) -> None:
 
 @pytest.mark.slow
 def test_an_array_that_is_larger_than_memory_is_spilled_and_correct(local: Cli) -> None:
+    local.look_at_memory_often()
     words = [
         *CPU,
         "--set",
@@ -335,6 +336,7 @@ def test_polars_says_what_it_waits_for(local: Cli) -> None:
 @pytest.mark.slow
 def test_tables_filter_and_write_with_pandas(local: Cli) -> None:
     need_library("pyarrow")
+    local.look_at_memory_often()
     output = run_example(local, "tables", *with_run("tables", "--backend", "pandas"))
     found = re.fullmatch(
         r"(\d+) of 86400 rows are left, with 26 names, in tables/by-name\n", output

@@ -13,7 +13,6 @@ import time
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -425,6 +424,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_worker_that_exceeds_its_memory_is_reported(local: Cli) -> None:
+    local.look_at_memory_often()
     local.write("eat.py", HUNGRY)
     profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "eat.py"]}
     done = local("submit", str(local.write("p.yaml", profile)), "--wait")
@@ -464,10 +464,9 @@ if __name__ == "__main__":
 def test_a_worker_that_is_paused_is_named_while_its_program_waits_and_in_the_reason(
     local: Cli,
 ) -> None:
+    local.look_at_memory_often()
     local.write("paused.py", PAUSED)
-    often = {"DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "500ms"}  # as without QUIET_DASK
-    profile: dict[str, Any] = {"gpus": 0, "workers": {"memory": "400MiB"}, "env": often}
-    profile["run"] = ["python", "paused.py"]
+    profile = {"gpus": 0, "workers": {"memory": "400MiB"}, "run": ["python", "paused.py"]}
     process = local.start("submit", str(local.write("p.yaml", profile)), "--wait")
     _, err = process.communicate(timeout=patience(120))
     said = re.search(r"worker (\S+)-0 is paused: 3\d\d of 400 MiB", err)

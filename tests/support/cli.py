@@ -92,6 +92,7 @@ distributed:
         - distributed.http.health
         - distributed.http.statics
   worker:
+    memory: {monitor-interval: 1s}
     profile: {enabled: false}
     http: {routes: [distributed.http.health, distributed.http.statics]}
 """
@@ -99,6 +100,7 @@ distributed:
 
 And without the routes for Prometheus and for a proxy, which import packages that only some tests need.
 """
+QUIET_FILE = "quiet.yaml"
 _AT_START = ("PYTHON", "LC_", "LD_", "TZ")
 """Variables that only the start of a process reads begin so."""
 
@@ -112,7 +114,7 @@ def write_quiet_dask(home: Path) -> None:
     """Write a user's configuration of dask, which jobs and programs read."""
     folder = home / ".config" / "dask"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "quiet.yaml").write_text(QUIET_DASK)
+    (folder / QUIET_FILE).write_text(QUIET_DASK)
 
 
 def with_stub(site: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +193,10 @@ class Cli:
         waiting = self.start("submit", str(self.write("p.yaml", profile)), "--wait")
         assert waiting.stdout
         return waiting, waiting.stdout.readline().strip()
+
+    def look_at_memory_often(self) -> None:
+        """Let dask look at the memory of workers as often as it does without `QUIET_DASK`."""
+        (self.home / ".config" / "dask" / QUIET_FILE).unlink()
 
     def write(self, name: str, value: Any) -> Path:
         """Write a file into the working folder."""

@@ -146,7 +146,7 @@ def test_processes_are_started_in_one_module_on_each_side() -> None:
     assert users == ["batch/process.py", "injob/children.py"]
 
 
-IN_DASK = ("registry.py", "drain.py", "drains.py", "rest.py")
+IN_DASK = ("dashboard.py", "registry.py", "drain.py", "drains.py", "rest.py")
 """Modules of processes of dask."""
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of a dask scheduler in a job is imported when somebody opens it."""
+"""The dashboard of a dask scheduler in a job is imported when its first page is opened."""
 
 from __future__ import annotations
 
