@@ -21,7 +21,16 @@ from .support import sge as sge_support
 from .support import site as site_support
 from .support import slurm as slurm_support
 from .support.backend import Backend, SlurmBackend
-from .support.cli import ORDINARY_USER, STUB, Cli, python_for, text_of, with_stub, without_dashboard
+from .support.cli import (
+    ORDINARY_USER,
+    QUIET_DASK,
+    STUB,
+    Cli,
+    python_for,
+    text_of,
+    with_stub,
+    without_dashboard,
+)
 from .support.fake_lsf import LsfBackend
 from .support.fakes import FakeBackend, PbsBackend, TorqueBackend
 from .support.processes import patience, reaper
@@ -29,6 +38,8 @@ from .support.processes import patience, reaper
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts us so in the background, and what we start would not hear Ctrl-C either.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.environ["DASK_ROOT_CONFIG"] = str(QUIET_DASK)  # dask is imported later
 
 REQUIRED = set(os.environ.get("GPUJOBS_REQUIRE", "").replace(",", " ").split())
 

@@ -12,11 +12,12 @@ import pytest
 
 from gpujobs.schedulers import get_scheduler
 
-from .cli import NVML
+from .cli import NVML, QUIET_DASK
 from .processes import pause, until
 from .slurm import PrivateSlurm
 
-FAKE_GPUS = f"export PYTHONPATH={NVML} DASK_CUDA_TEST_SINGLE_GPU=1"
+FAKE_GPUS = f"export PYTHONPATH={NVML} DASK_CUDA_TEST_SINGLE_GPU=1 DASK_ROOT_CONFIG={QUIET_DASK}"
+"""For jobs: a user of a batch scheduler may have another home there, without a configuration of dask."""
 
 
 class Backend(ABC):

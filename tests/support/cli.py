@@ -79,28 +79,9 @@ while True:
 """Runs commands in forks of one process, which has imported gpujobs: that is most of the CPU time of a command."""
 _NEEDS = "import gpujobs.cli, importlib.util as u; assert u.find_spec('distributed')"
 _turn = threading.Lock()
-QUIET_DASK = """
-distributed:
-  admin:
-    system-monitor: {interval: 10s}
-    tick: {interval: 1s, limit: 1m}
-  scheduler:
-    http:
-      routes:
-        - distributed.http.scheduler.info
-        - distributed.http.scheduler.json
-        - distributed.http.health
-        - distributed.http.statics
-  worker:
-    memory: {monitor-interval: 1s}
-    profile: {enabled: false}
-    http: {routes: [distributed.http.health, distributed.http.statics]}
-"""
-"""Configuration of dask, whose processes would wake up 60 times a second: most CPU time of a test of minutes.
-
-And without the routes for Prometheus and for a proxy, which import packages that only some tests need.
-"""
-QUIET_FILE = "quiet.yaml"
+QUIET_DASK = ROOT / "tests" / "support" / "quiet"
+"""Folder of dask's configuration for the tests."""
+_QUIET_FILE = "quiet.yaml"
 _AT_START = ("PYTHON", "LC_", "LD_", "TZ")
 """Variables that only the start of a process reads begin so."""
 
@@ -114,7 +95,7 @@ def write_quiet_dask(home: Path) -> None:
     """Write a user's configuration of dask, which jobs and programs read."""
     folder = home / ".config" / "dask"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / QUIET_FILE).write_text(QUIET_DASK)
+    shutil.copy(QUIET_DASK / _QUIET_FILE, folder)
 
 
 def with_stub(site: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +177,7 @@ class Cli:
 
     def look_at_memory_often(self) -> None:
         """Let dask look at the memory of workers as often as it does without `QUIET_DASK`."""
-        (self.home / ".config" / "dask" / QUIET_FILE).unlink()
+        (self.home / ".config" / "dask" / _QUIET_FILE).unlink()
 
     def write(self, name: str, value: Any) -> Path:
         """Write a file into the working folder."""
