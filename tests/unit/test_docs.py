@@ -20,6 +20,14 @@ from gpujobs.clusters.report import job_json
 from gpujobs.config import profile as profile_models
 from gpujobs.config.model import key_names, keys_of
 from gpujobs.config.sitefiles import load_site
+from gpujobs.errors import (
+    GpujobsError,
+    InputError,
+    JobFailedError,
+    NoSuchClusterError,
+    RefusedError,
+    UnavailableError,
+)
 from gpujobs.injob import names
 from gpujobs.injob.folder import RESERVE, SHAPES
 from gpujobs.planning.render import render
@@ -306,3 +314,19 @@ def test_every_module_is_in_the_generated_list() -> None:
     files = [path.name for path in package.glob("*/*.py") if not path.name.startswith("__")]
     assert sorted(name for name, _ in rows) == sorted(files)
     assert "<!-- generated modules -->" in (ROOT / "docs" / "how-it-works.md").read_text()
+
+
+def test_errors_have_the_exit_codes_of_the_table() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text().partition("## Exit codes")[2]
+    rows = {
+        int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.+) \|$", text, re.M)
+    }
+    meanings = {
+        GpujobsError: "another error",
+        RefusedError: "refused",
+        InputError: "not valid",
+        UnavailableError: "did not answer",
+        NoSuchClusterError: "no cluster with that id",
+        JobFailedError: "the cluster failed",
+    }
+    assert all(words in rows[kind.exit_code] for kind, words in meanings.items())

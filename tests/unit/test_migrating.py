@@ -25,7 +25,7 @@ from gpujobs.config.model import key_names
 from gpujobs.config.profile import Profile
 from gpujobs.deploy.clusteroptions import configured
 from gpujobs.deploy.keywords import document_of, spec_of
-from gpujobs.deploy.vocabulary import PARAMETERS
+from gpujobs.deploy.vocabulary import PARAMETERS, seconds
 from gpujobs.planning.plan import make_plan
 from gpujobs.schedulers import get_scheduler
 
@@ -160,6 +160,11 @@ def calls() -> list[str]:
 @each("code", calls())
 def test_a_keyword_in_a_meaning_exists(code: str) -> None:
     check_ours(code)
+
+
+def test_a_number_of_seconds_gets_its_unit_and_is_rounded_up() -> None:
+    values = [5, 2.1, "5", 0.0, -1.5, "5m", None]
+    assert [seconds(value) for value in values] == ["5s", "3s", "5s", 0.0, -1.5, "5m", None]
 
 
 def test_the_options_of_dask_mpi_in_the_table_exist() -> None:
