@@ -493,6 +493,26 @@ def test_an_end_that_was_asked_for_is_shown_and_another_one_is_an_error(
     run(tmp_path, story)
 
 
+def test_a_look_that_outlives_the_begin_of_a_close_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`close` does not wait for a call such as `jobs` that asks the batch scheduler meanwhile."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        await cluster.scale_to(1)
+        await asyncio.sleep(60)
+        cluster.dask.messages.clear()
+        caplog.clear()
+        cluster.pool.close()
+        await cluster._scaler.refresh()
+        assert cluster.pool.cluster_ended and not cluster.dask.messages
+        assert not [
+            r.getMessage() for r in caplog.records if "closed by its owner" in r.getMessage()
+        ]
+
+    run(tmp_path, story)
+
+
 def test_the_jobs_of_a_closed_cluster_have_ended_by_its_close(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)
