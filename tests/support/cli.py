@@ -104,7 +104,7 @@ def with_stub(site: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_dashboard(site: dict[str, Any]) -> dict[str, Any]:
-    """Return a site whose profiles have no dashboard: it takes two fifths of the CPU time of a dask scheduler's start."""
+    """Return a site whose profiles have no dashboard, for which a dask scheduler in an MPI rank imports Bokeh."""
     return site | {"defaults": {**site["defaults"], "network": {"dashboard": "off"}}}
 
 
