@@ -28,6 +28,7 @@ from ..clusters.prepare import make_cluster_plan
 from ..config.sitefiles import load_site
 from ..config.spec import ClusterSpec, load_spec
 from ..errors import GpujobsError, InputError
+from ..injob.folder import EndKind
 from ..injob.names import WorkerSize
 from ..injob.registry import WorkerRegistry
 from ..injob.transport import Choice
@@ -319,7 +320,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._scaler.stop()
         self._dask.stop_adapting()
         self._lease.stop()
-        self._pool.close()
+        self._pool.end(EndKind.CLOSED, "closed by its owner")
         await self._dask.close_clients()
         if isinstance(self.scheduler, HeadJob):
             await self._dask.close_scheduler()

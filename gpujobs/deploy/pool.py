@@ -418,16 +418,12 @@ class JobPool:
         except RuntimeError:  # Python is exiting, and starts no threads any more
             self.end_all()
 
-    def close(self) -> None:
-        """Write that the owner has closed the cluster; a look at it from now on reports no end."""
-        self._closing.set()
-        self.end(EndKind.CLOSED, "closed by its owner")
-
     def end_all(self) -> None:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
-        self.close()
+        self._closing.set()
         for job in list(self.jobs.active.values()):
             self.jobs.release(job, JobPhase.ENDED, "the cluster was closed", Cancelled())
+        self.end(EndKind.CLOSED, "closed by its owner")
         record = self.ledger.get(self.id)
         if not record.submissions:
             self._update(finished=True)

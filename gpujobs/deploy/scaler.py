@@ -113,6 +113,8 @@ class Scaler:
         self._lock = asyncio.Lock()
         self._refreshing = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
+        self._looks: set[asyncio.Task[None]] = set()
+        """Calls of `refresh` that still wait for the batch scheduler."""
         self._stopped = False
         self._setups: set[str] = set()
         """Failed lines of `setup` that were shown."""
@@ -351,10 +353,11 @@ class Scaler:
             self._watching = asyncio.create_task(self._watch(), name="gpujobs-watch")
 
     def stop(self) -> None:
-        """Stop watching; `watch_soon` does nothing from then on."""
+        """Stop watching, also for callers of `refresh`; both do nothing from then on."""
         self._stopped = True
-        if self._watching is not None and self._watching is not asyncio.current_task():
-            self._watching.cancel()
+        for task in filter(None, (self._watching, *self._looks)):
+            if task is not asyncio.current_task():
+                task.cancel()
 
     async def update(self) -> None:
         """Query the batch scheduler now, unless its answers are new; wait a moment for it."""
@@ -366,8 +369,12 @@ class Scaler:
 
     async def refresh(self) -> None:
         """Take in the present state of all jobs; wait a moment if the batch scheduler is away."""
-        refresh = asyncio.ensure_future(self._try_refresh())
-        await asyncio.wait([refresh], timeout=UPDATE_TIMEOUT)
+        if self._stopped:
+            return
+        look = asyncio.create_task(self._try_refresh(), name="gpujobs-look")
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+        await asyncio.wait([look], timeout=UPDATE_TIMEOUT)
 
     async def _watch(self) -> None:
         while True:

@@ -493,22 +493,28 @@ def test_an_end_that_was_asked_for_is_shown_and_another_one_is_an_error(
     run(tmp_path, story)
 
 
-def test_a_look_that_outlives_the_begin_of_a_close_says_nothing(
+def test_a_look_that_outlives_the_begin_of_a_close_says_and_submits_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`close` does not wait for a call such as `jobs` that asks the batch scheduler meanwhile."""
 
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
-        await cluster.scale_to(1)
+        await cluster.scale_to(2)
         await asyncio.sleep(60)
         cluster.dask.messages.clear()
         caplog.clear()
-        cluster.pool.close()
+        async with cluster._scaler._refreshing:
+            look = asyncio.ensure_future(cluster._scaler.refresh())
+            await asyncio.sleep(0.5)
+            cluster._scaler.stop()
+            cluster.pool.end(EndKind.CLOSED, "closed by its owner")
+            for job in slurm.running:
+                slurm.end(job, "COMPLETED", 0)
+        await look
         await cluster._scaler.refresh()
-        assert cluster.pool.cluster_ended and not cluster.dask.messages
-        assert not [
-            r.getMessage() for r in caplog.records if "closed by its owner" in r.getMessage()
-        ]
+        await asyncio.sleep(120)
+        assert not cluster.dask.messages and not caplog.messages
+        assert not slurm.alive and len(slurm.jobs) == 2
 
     run(tmp_path, story)
 
