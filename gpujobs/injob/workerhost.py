@@ -303,6 +303,11 @@ def _import(name: str) -> None:
         importlib.import_module(name)  # dask's command reports an error
 
 
+def _is_of_dask(name: str) -> bool:
+    """Return whether a module is dask's: one of the user may need the environment of its worker."""
+    return name.startswith("distributed.")
+
+
 def _import_for_workers(*, cuda: bool) -> None:
     """Import what workers import, in the environment that their libraries need."""
     import dask
@@ -311,7 +316,7 @@ def _import_for_workers(*, cuda: bool) -> None:
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     for name in (*_DASK, *(_DASK_CUDA if cuda else ())):
         _import(name)
-    for name in dask.config.get(_ROUTES, ()):
+    for name in filter(_is_of_dask, dask.config.get(_ROUTES, None) or ()):
         _import(name)
     if "numpy" in sys.modules:  # dask gives each worker a seed of its own
         importlib.import_module("numpy.random")

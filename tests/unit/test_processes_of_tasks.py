@@ -6,6 +6,7 @@ A worker has only what a server of Python's own would have given it. tests/real/
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -91,3 +92,42 @@ def test_a_signal_that_comes_with_the_fork_ends_the_new_process() -> None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert output == "{-15} set()\n"
+
+
+PREPARED = """
+import asyncio, json, socket, ssl, sys
+import dask
+from gpujobs.injob import workerhost
+
+dask.config.set({"distributed.worker.http.routes": json.loads(sys.argv[1])})
+workerhost._import_for_workers(cuda=False)
+from tornado.iostream import SSLIOStream
+
+reads = []
+ssl.SSLContext.load_default_certs = lambda *_: reads.append(1)
+
+async def accept():
+    SSLIOStream(socket.socket()).close()
+
+asyncio.run(accept())
+print(*(name in sys.modules for name in ("distributed.http.health", "mine")), len(reads), workerhost.unsafe_to_fork())
+"""
+HEALTH = "distributed.http.health"
+
+
+@pytest.mark.parametrize(
+    ("routes", "health"),
+    [([HEALTH, "mine", "distributed.nosuch"], True), (None, False), (HEALTH, False)],
+    ids=["a-module-of-the-user", "null", "text"],
+)
+def test_workers_share_the_pages_of_dask_and_the_certificates_of_the_system(
+    tmp_path: Path, routes: object, health: bool
+) -> None:
+    """Dask itself reports routes that are no list, or that cannot be imported."""
+    (tmp_path / "mine.py").write_text("routes = []\n")
+    argv = [sys.executable, "-c", PREPARED, json.dumps(routes)]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "GPUJOBS_PROTOCOL": "tls"}
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=patience(60), check=False, env=env
+    )
+    assert done.stdout.split() == [str(health), "False", "0"], done.stderr
