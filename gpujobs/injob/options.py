@@ -205,7 +205,7 @@ class TryUcxxOptions:
     gpu: bool = _option("also allocate GPU memory", action="store_true")
 
 
-_SUBCOMMANDS: dict[str, type] = {
+SUBCOMMANDS: dict[str, type] = {
     "supervise": SuperviseOptions,
     "node": SuperviseOptions,  # the workers of one node of an allocation
     "scheduler": DaskOptions,
@@ -225,7 +225,7 @@ _FROM_ENVIRONMENT = {"folder": "GPUJOBS_FOLDER", "job": "GPUJOBS_JOB"}
 def vocabulary() -> str:
     """Return the options of all programs, one a line, with what they take."""
     lines = []
-    for name, program in _SUBCOMMANDS.items():
+    for name, program in SUBCOMMANDS.items():
         for item in dataclasses.fields(program):
             argument = item.metadata.get("argument", {})
             takes = argument.get("action") or getattr(argument.get("type"), "__name__", "text")
@@ -248,9 +248,9 @@ def parse(argv: list[str]) -> Any:
         option = "workers" if argv[0] == "node" else "command"
         words, commands = argv[:at], {option: tuple(argv[at + 1 :])}
     choice = argparse.ArgumentParser(prog="injob.pyz")
-    choice.add_argument("subcommand", choices=_SUBCOMMANDS)
+    choice.add_argument("subcommand", choices=SUBCOMMANDS)
     name = choice.parse_args(words[:1]).subcommand
-    return _SUBCOMMANDS[name](**vars(_parser(name).parse_args(words[1:])), **commands)
+    return SUBCOMMANDS[name](**vars(_parser(name).parse_args(words[1:])), **commands)
 
 
 def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ...]]]:
@@ -272,7 +272,7 @@ def _split_commands(argv: list[str]) -> tuple[list[str], dict[str, tuple[str, ..
 
 def _parser(subcommand: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"injob.pyz {subcommand}", allow_abbrev=False)
-    for item in dataclasses.fields(_SUBCOMMANDS[subcommand]):
+    for item in dataclasses.fields(SUBCOMMANDS[subcommand]):
         if "argument" in item.metadata:
             argument = dict(item.metadata["argument"])
             if "default" not in argument:

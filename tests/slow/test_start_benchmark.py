@@ -16,9 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def test_each_way_to_start_has_its_moments() -> None:
     argv = [sys.executable, ROOT / "benchmarks" / "start.py", "--rounds=1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False)
-    assert re.search(r"^ratio \d+\.\d\d ", done.stdout, re.M), (
-        done.stderr
-    )  # 1 above the aim, on a busy machine
+    # Not the exit code: the ratio may be above the aim on a busy machine.
+    assert re.search(r"^ratio \d+\.\d\d ", done.stdout, re.M), done.stderr
     ours, by_hand = re.split(r"^dask scheduler and .*$", done.stdout, flags=re.M)
     moments = re.findall(r"^  (\S.*\S) +-?\d+ ms$", ours, re.M)
     assert set(moments) == {

@@ -17,7 +17,7 @@ import pytest
 import gpujobs
 
 from .backend import SlurmBackend
-from .cli import text_of, with_stub, write_quiet_dask
+from .cli import text_of, with_stub
 from .processes import patience
 
 
@@ -41,7 +41,6 @@ def site(
 
     With the mark ``stub``, jobs import the stub of dask instead of dask.
     """
-    write_quiet_dask(home)
     usual = backend.site()
     if request.node.get_closest_marker("stub"):
         usual = with_stub(usual)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .backend import FAKE_GPUS
-from .cli import text_of, write_quiet_dask
+from .cli import text_of
 from .processes import patience, until
 from .slurm import PrivateSlurm
 from .slurm_faults import fail_node, restart_controller, restore_node
@@ -52,7 +52,6 @@ class Result:
 
 def counted_commands(folder: Path, slurm: PrivateSlurm) -> dict[str, str]:
     """Return the environment in which calls of Slurm's commands are noted in ``folder/calls``."""
-    write_quiet_dask(folder)
     wrappers = folder / "bin"
     wrappers.mkdir()
     for name in COMMANDS:

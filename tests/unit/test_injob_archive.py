@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import compileall
 import importlib
+import inspect
 import io
 import json
 import os
@@ -28,6 +29,7 @@ from gpujobs.clusters.ledger import ClusterRecord, GroupRecord, Submission
 from gpujobs.injob import archive
 from gpujobs.injob.commands import COMMANDS
 from gpujobs.injob.names import ARCHIVE, PACKAGE, PRELOAD, PROTOCOL
+from gpujobs.injob.options import SUBCOMMANDS
 from gpujobs.schedulers import base
 
 from ..conftest import slow_variant
@@ -283,9 +285,12 @@ def test_the_client_has_the_same_commands() -> None:
     assert "try-ucxx" in done.stdout
 
 
-def test_each_sub_command_has_its_function() -> None:
-    for module, function in COMMANDS.values():
-        assert callable(getattr(importlib.import_module(f"gpujobs.injob.{module}"), function))
+def test_each_sub_command_has_a_function_of_its_options() -> None:
+    assert COMMANDS.keys() == SUBCOMMANDS.keys()
+    for name, (module, function) in COMMANDS.items():
+        command = getattr(importlib.import_module(f"gpujobs.injob.{module}"), function)
+        (options,) = inspect.signature(command).parameters.values()
+        assert options.annotation == SUBCOMMANDS[name].__name__
 
 
 def test_exceptions_show_source_lines(pyz: Path) -> None:
