@@ -139,16 +139,16 @@ def of_gpujobs(home: Path, environment: dict[str, str], settings: dict[str, Any]
         pid = int(host_and_process.rpartition(":")[2])
         script = started(pid)
         registered = wait_for(lambda: connected(folder / "workers-1.jsonl"))
-        choice = folder / "transport.json"  # not if there is only one protocol
         moments = {
             "gpujobs submit begins": began,
             "the script begins": script,
             **of_processes(pid),
             "the head is elected": (folder / "head-1" / "owner").stat().st_mtime,
-            **({"the protocol is chosen": choice.stat().st_mtime} if choice.exists() else {}),
             "the dask scheduler listens": (folder / "scheduler.json").stat().st_mtime,
             "the worker is registered": registered,
         }
+        if (choice := folder / "transport.json").exists():  # not if there is only one protocol
+            moments["the protocol is chosen"] = choice.stat().st_mtime
         return {name: moment - script for name, moment in moments.items()}
     finally:
         subprocess.run([program(), "cancel", "--all"], capture_output=True, env=environment)
