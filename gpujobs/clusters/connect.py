@@ -234,7 +234,7 @@ def read_activities(cluster: ClusterReport) -> dict[str, WorkerActivity]:
     silence_ucx(urlsplit(address).scheme)
     try:
         security = security_of(cluster.record, cluster.folder)
-        identity = asyncio.run(asyncio.wait_for(_identity(address, security), _TIMEOUT))
+        identity = asyncio.run(_identity(address, security))
     except (OSError, TimeoutError) as error:
         raise UnavailableError(f"no answer from the dask scheduler at {address}") from error
     except ImportError as error:  # on the login node of `--host`
@@ -244,10 +244,12 @@ def read_activities(cluster: ClusterReport) -> dict[str, WorkerActivity]:
 
 
 async def _identity(address: str, security: Security | None) -> dict[str, Any]:
+    import asyncio
+
     from distributed.core import rpc
 
     options = security.get_connection_args("client") if security else {}
-    async with rpc(address, connection_args=options) as scheduler:
+    async with asyncio.timeout(_TIMEOUT), rpc(address, connection_args=options) as scheduler:
         found: dict[str, Any] = await scheduler.identity()
         return found
 

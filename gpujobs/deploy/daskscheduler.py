@@ -297,9 +297,9 @@ class DaskControl:
 
     async def running_workers(self, leaving: Collection[str]) -> int:
         """Return how many workers are ready for tasks, without those that are ``leaving``."""
-        with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
-            identity = self._cluster.scheduler_comm.identity()
-            info = await asyncio.wait_for(identity, QUERY_TIMEOUT)
+        with contextlib.suppress(OSError):  # busy, or about to end
+            async with asyncio.timeout(QUERY_TIMEOUT):
+                info = await self._cluster.scheduler_comm.identity()
             self._cluster.scheduler_info = SchedulerInfo(info)
         workers = self._cluster.scheduler_info["workers"].values()
         running = (worker["name"] for worker in workers if worker["status"] == "running")
@@ -318,9 +318,10 @@ class DaskControl:
     async def give_up(self, error: Exception | None) -> None:
         """Fail what clients wait for with ``error``; None: workers may come again."""
         call = getattr(self._cluster.scheduler_comm, GIVE_UP)
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
+        with contextlib.suppress(OSError):
             pickled = pickle.dumps(error) if error else b""
-            await asyncio.wait_for(call(error=pickled), QUERY_TIMEOUT)
+            async with asyncio.timeout(QUERY_TIMEOUT):
+                await call(error=pickled)
 
     @property
     def running(self) -> bool:
@@ -345,9 +346,10 @@ class DaskControl:
 
         Those whose data already moves leave. None stays if the dask scheduler does not answer.
         """
-        with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
+        with contextlib.suppress(OSError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, UNDRAIN)
-            return frozenset(await asyncio.wait_for(call(names=list(names)), QUERY_TIMEOUT))
+            async with asyncio.timeout(QUERY_TIMEOUT):
+                return frozenset(await call(names=list(names)))
         return frozenset()
 
     async def drained(self) -> tuple[frozenset[str], float] | None:
@@ -357,9 +359,10 @@ class DaskControl:
         """
         if self.connected is None:
             return None
-        with contextlib.suppress(OSError, asyncio.TimeoutError):  # busy, or about to end
+        with contextlib.suppress(OSError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, DRAINED)
-            found = await asyncio.wait_for(call(), QUERY_TIMEOUT)
+            async with asyncio.timeout(QUERY_TIMEOUT):
+                found = await call()
             return frozenset(found["names"]), found["task_time"]
         return None
 
@@ -392,8 +395,9 @@ class DaskControl:
         if cluster.status != Status.running or self.connected is None:
             return
         cluster.status = Status.closing  # so that clients do not try to connect again
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(cluster.scheduler_comm.terminate(), CLOSE_SCHEDULER_TIMEOUT)
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(CLOSE_SCHEDULER_TIMEOUT):
+                await cluster.scheduler_comm.terminate()
         cluster.status = Status.running
 
     async def remove_workers(self) -> None:

@@ -60,9 +60,9 @@ class Retirer:
 
     async def retire_from_bad_nodes(self, names: Iterable[str]) -> None:
         """Do `retire`, but wait no longer than `BAD_NODE_TIME`: tasks of a failing GPU may hang."""
-        work = self.retire(names, why="its node is bad", limit=BAD_NODE_TIME)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(work, BAD_NODE_TIME + DATA_TIMEOUT)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BAD_NODE_TIME + DATA_TIMEOUT):
+                await self.retire(names, why="its node is bad", limit=BAD_NODE_TIME)
 
     async def keep(self, jobs: Sequence[PoolJob]) -> list[PoolJob]:
         """Let jobs stay whose workers are being retired; return those of which all workers stay."""
