@@ -201,13 +201,13 @@ def test_jobs_that_exit_before_their_workers_connect_are_given_up_after_three(
 
 @pytest.mark.slow
 def test_workers_that_connect_and_die_are_given_up_after_three(
-    make: Callable[..., Any], home: Path, backend: SlurmBackend
+    make: Callable[..., Any], home: Path
 ) -> None:
     cluster = make(scale=1)
     for number in range(3):
         until(lambda n=number: f"{cluster.id}-{n}" in cluster.observed, 90)  # type: ignore[misc]
-        (job,) = (job for job in cluster.jobs if job["number"] == number)
-        backend.kill_job(job["id"])
+        # After SIGTERM workers leave, and their successor is submitted before their job has ended.
+        os.kill(supervisor_of(cluster.folder, number), signal.SIGKILL)
     until(lambda: cluster._pool.errors, 60)
     with pytest.raises(JobFailedError, match="3 jobs in a row ended soon after their workers"):
         cluster.wait_for_workers(1)
