@@ -18,6 +18,7 @@ from .memory import over_memory_message, paused_message, with_memory
 from .names import CERTIFICATE, NOTE, PREPARES, PROTOCOL, RUN, is_encrypted
 from .network import dask_config, interface_problem, node_name
 from .options import SuperviseOptions
+from .presets import for_scheduling
 from .transport import Choice, HeadsChoice
 from .workers import JobsWatch, cannot_start
 
@@ -237,7 +238,7 @@ class Head(Job):
         """Start the dask scheduler, which ``prepares`` or listens at once, and the workers."""
         self._use(choice)
         argv = [*self.options.scheduler, f"--protocol={choice.scheme}"]
-        environ = with_archive(self.environ, self.folder.archive)
+        environ = for_scheduling(with_archive(self.environ, self.folder.archive))
         if prepares:
             environ[PREPARES] = "1"
         path = self.folder.logs / "scheduler.log"

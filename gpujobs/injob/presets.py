@@ -18,6 +18,14 @@ _HASH_SEED = {"PYTHONHASHSEED": "6640"}
 """Nannies set this one for all workers of a cluster, whatever it was."""
 
 
+def for_scheduling(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` for a process that uses dask, but computes nothing.
+
+    Else numpy starts a thread for each core when it is imported, which spins for a while.
+    """
+    return {**AT_LOAD, **environ}
+
+
 def preset(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` for a process whose forks are workers."""
     defaults = {**AT_LOAD, **AT_START}

@@ -44,6 +44,7 @@ from .names import (
 )
 from .network import Reach, dask_config, gpus_of_machines, is_reachable, node_name, reach
 from .options import RetireOptions, SuperviseOptions
+from .presets import for_scheduling
 from .rank import job_log, node_file, report_lost
 from .transport import cluster_ucx_settings
 
@@ -380,7 +381,8 @@ class Workers(Job):
     def _start_retire(self, names: list[str], seconds: float) -> ManagedProcess:
         argv = [sys.executable, str(self.folder.archive), "retire"]
         argv += [f"--timeout={seconds}", f"--workers={','.join(names)}"]
-        return ManagedProcess("retire", argv, job_log(self.options), self.environ)
+        environ = for_scheduling(self.environ)
+        return ManagedProcess("retire", argv, job_log(self.options), environ)
 
     def _retires(self, helper: ManagedProcess) -> bool:
         """Return whether workers are about to leave, and the cluster has not ended."""

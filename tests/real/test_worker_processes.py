@@ -110,7 +110,8 @@ def test_variables_that_libraries_read_when_they_are_loaded_are_set_before(
 ) -> None:
     nanny = {"environ": {"EXTRA": "yes"}, "pre-spawn-environ": {"MKL_NUM_THREADS": 2}}
     config = dask_config(home, {"nanny": nanny})
-    cluster = make(1, gpus_per_job=0, env={"OMP_NUM_THREADS": "3", "DASK_CONFIG": config})
+    env = {"OMP_NUM_THREADS": "3", "DASK_CONFIG": config}
+    cluster = make(1, gpus_per_job=0, scheduler="job", scheduler_options=None, env=env)
     (worker,) = workers_of(cluster, 1)
     assert "not forked" not in log_of(cluster)
     wanted = {
@@ -131,6 +132,10 @@ def test_variables_that_libraries_read_when_they_are_loaded_are_set_before(
     for name in ("MALLOC_TRIM_THRESHOLD_", "PYTHONHASHSEED"):  # read when a process starts
         assert server[name] == wanted[name]
     assert not worker["modules"]  # pandas
+    with cluster.get_client() as client:
+        scheduler = client.run_on_scheduler(lambda: dict(os.environ))
+    assert scheduler["OMP_NUM_THREADS"] == "3"
+    assert scheduler["OPENBLAS_NUM_THREADS"] == "1"  # it needs no thread of numpy for each core
 
 
 @pytest.mark.slow
