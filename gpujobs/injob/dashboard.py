@@ -6,6 +6,8 @@ at. Preloaded by a dask scheduler that was started with `--no-dashboard`: its HT
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 from typing import Any
 
 from distributed import Scheduler
@@ -23,20 +25,44 @@ class LateDashboard(web.Application):
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__()
-        self._scheduler: Scheduler | None = scheduler
+        self._scheduler = scheduler
+        self._loading: asyncio.Future[None] | None = None
 
     def find_handler(self, request: Any, **kwargs: Any) -> Any:
         """Return a handler for a page; later applications are asked, too."""
-        if self._scheduler is not None:
-            scheduler, self._scheduler = self._scheduler, None
-            self._connect(scheduler)
+        if self._loading is None or not self._loading.done():
+            return self.get_handler_delegate(request, EarlyPage, {"dashboard": self})
         return super().find_handler(request, **kwargs)
 
-    def _connect(self, scheduler: Scheduler) -> None:
+    async def load(self) -> None:
+        """Add the dashboard, once."""
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(self._load())
+        await asyncio.shield(self._loading)
+
+    async def _load(self) -> None:
+        scheduler, module = self._scheduler, "distributed.dashboard.scheduler"
         try:
-            from distributed.dashboard.scheduler import connect
+            # In a thread: from a shared file system it may take longer than workers wait.
+            dashboard = await asyncio.to_thread(importlib.import_module, module)
         except ImportError:  # no Bokeh, or another version: a page says what to install
             missing = ["distributed.http.scheduler.missing_bokeh"]
             self.add_handlers(".*", get_handlers(scheduler, missing))
         else:
-            connect(scheduler.http_application, scheduler.http_server, scheduler)
+            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler)
+
+
+class EarlyPage(web.RequestHandler):
+    """A page that is opened before the dashboard is there: it waits, and is opened again."""
+
+    def initialize(self, dashboard: LateDashboard) -> None:
+        """Take over the dashboard; tornado calls this."""
+        self._dashboard = dashboard
+
+    async def prepare(self) -> None:
+        """Wait for the dashboard; tornado calls this for each method."""
+        await self._dashboard.load()
+        # Relative, for proxies with a path of their own; "./", since a page may look like a URL.
+        page = self.request.path.rpartition("/")[2]
+        query = f"?{self.request.query}" if self.request.query else ""
+        self.redirect(f"./{page}{query}")
