@@ -282,16 +282,16 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         credentials.offer(self)
 
     def _abort(self) -> None:
-        """Remove everything of a cluster that failed to start."""
-        record = self._pool.record
+        """Remove everything of a cluster that failed to start; what a job may still need stays."""
+        pool = self._pool
         with contextlib.suppress(Exception):
-            self._pool.end_all()
+            pool.end_all()
         if hasattr(self, "_loop_runner"):
             with contextlib.suppress(Exception):
                 self.close(timeout=10)
         self.status = Status.closed
-        if not record.submissions and record.intent is None:
-            self._pool.ledger.remove(self.id)
+        if not pool.may_have_jobs:
+            pool.ledger.remove(self.id)
             folders.discard(self.folder)
 
     # -- start and close ---------------------------------------------------------------------------

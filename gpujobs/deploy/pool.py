@@ -23,7 +23,7 @@ from ..clusters.report import ClusterReport, JobPhase, JobReport, ended_message
 from ..clusters.resize import add_jobs, limits_of, note_removed, note_returned, plan_of_more
 from ..clusters.submit import FAILED, array_limit, new_record, with_avoided
 from ..config.spec import ClusterSpec
-from ..errors import GpujobsError, InputError, JobFailedError, RefusedError
+from ..errors import GpujobsError, InputError, JobFailedError, NoSuchClusterError, RefusedError
 from ..injob.folder import EndKind
 from ..injob.gpus import shared_gpu_message
 from ..injob.names import HEAD
@@ -149,6 +149,15 @@ class JobPool:
         """The state of the cluster's folder at the last refresh."""
         return self.report.folder if self.report else FolderState()
 
+    @property
+    def may_have_jobs(self) -> bool:
+        """Whether the batch scheduler may have a job of the cluster, or have had one."""
+        try:
+            record = self.ledger.get(self.id)
+        except NoSuchClusterError:  # it failed before
+            return False
+        return self.unanswered or bool(record.submissions) or record.intent is not None
+
     # -- may a group get more jobs -----------------------------------------------------------------
     def halts(self, group: WorkerGroup | None = None) -> list[Halt]:
         """Return why a group gets no more jobs now, or any group; the first is the reason."""
@@ -232,6 +241,8 @@ class JobPool:
         devices = self._free_devices(jobs, 1) if workers else ()
         number = self._next_number
         await self._submit(jobs, roles, 1, devices)
+        if number not in self.jobs.active:
+            raise self.ended_error()
         job = self.jobs.active[number]
         job.report = replace(job.report, head=True)
         return job
@@ -291,7 +302,7 @@ class JobPool:
         )
         self.unanswered = True
         try:
-            while (record := await asyncio.to_thread(next, added, None)) is not None:
+            while (record := await asyncio.to_thread(self._send_next, added)) is not None:
                 self.record = record
                 self._add(record.submissions[-1])
         except (InputError, RefusedError):
@@ -299,6 +310,18 @@ class JobPool:
             raise
         self.unanswered = False
         self.query_soon()
+
+    def _send_next(self, added: Iterator[ClusterRecord]) -> ClusterRecord | None:
+        """Submit the next of the arrays ``added``; return the record.
+
+        None: all were submitted, or the cluster was closed. Then an array whose reply came later is
+        cancelled, in the thread of its submission: the event loop may have ended.
+        """
+        record = None if self._closing.is_set() else next(added, None)
+        if record is not None and self._closing.is_set():
+            self._cancel_all()
+            return None
+        return record
 
     def _add(self, submission: Submission) -> None:
         """Add the jobs of a submission that was accepted now."""
@@ -424,10 +447,11 @@ class JobPool:
         for job in list(self.jobs.active.values()):
             self.jobs.release(job, JobPhase.ENDED, "the cluster was closed", Cancelled())
         self.end(EndKind.CLOSED, "closed by its owner")
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        """Cancel all submissions, also one whose reply has not come: it is looked for."""
         record = self.ledger.get(self.id)
-        if not record.submissions:
-            self._update(finished=True)
-            return
         try:
             scale.cancel(record, self.ledger, timeout=CLOSE_TIMEOUT, system=self.system)
         except GpujobsError as error:

@@ -519,6 +519,30 @@ def test_a_look_that_outlives_the_begin_of_a_close_says_and_submits_nothing(
     run(tmp_path, story)
 
 
+def test_a_submission_that_is_accepted_during_a_close_is_cancelled(tmp_path: Path) -> None:
+    """Its reply comes after `close` has read which jobs there are."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.watchers.append(cluster.pool.end_all)
+        await cluster.scale_to(2)
+        await asyncio.sleep(60)
+        assert len(slurm.jobs) == 2 and not slurm.alive
+        assert not cluster.pool.record.finished  # `status` asks the batch scheduler how they ended
+        assert cluster.pool.may_have_jobs
+
+    run(tmp_path, story)
+
+
+def test_arrays_that_were_not_submitted_before_a_close_are_not_submitted(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        slurm.watchers.append(lambda: slurm.calls["sbatch"] == 2 and cluster.pool.end_all())
+        await cluster.scale_to(5)
+        await asyncio.sleep(60)
+        assert slurm.calls["sbatch"] == 2 and not slurm.alive
+
+    run(tmp_path, story, site={"max_array_size": 1})
+
+
 def test_the_jobs_of_a_closed_cluster_have_ended_by_its_close(tmp_path: Path) -> None:
     async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
         await cluster.scale_to(2)
