@@ -17,7 +17,6 @@ import distributed
 from distributed import Scheduler
 from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface, SpecCluster
-from distributed.objects import SchedulerInfo
 
 from ..batch import process
 from ..clusters import clusterfolder as folders
@@ -296,14 +295,22 @@ class DaskControl:
         return EndKind.SHUTDOWN, "a client shut the dask scheduler down"
 
     async def running_workers(self, leaving: Collection[str]) -> int:
-        """Return how many workers are ready for tasks, without those that are ``leaving``."""
-        with contextlib.suppress(OSError):  # busy, or about to end
+        """Return how many workers are ready for tasks, without those that are ``leaving``.
+
+        Only `connected` ones. The answer does not become the cluster's `scheduler_info`, as dask's
+        does: a message of before that a worker was removed would find it missing, and end dask's
+        task that reads these messages.
+        """
+        try:
             async with asyncio.timeout(QUERY_TIMEOUT):
                 info = await self._cluster.scheduler_comm.identity()
-            self._cluster.scheduler_info = SchedulerInfo(info)
-        workers = self._cluster.scheduler_info["workers"].values()
-        running = (worker["name"] for worker in workers if worker["status"] == "running")
-        return sum(name not in leaving for name in running)
+        except OSError:  # busy, or about to end
+            info = self._cluster.scheduler_info
+        workers, connected = info["workers"].values(), self.connected
+        running = {worker["name"] for worker in workers if worker["status"] == "running"}
+        if connected is not None:
+            running &= connected
+        return len(running.difference(leaving))
 
     async def load(self) -> dict[str, int]:
         """Return how many tasks each worker has, by name."""

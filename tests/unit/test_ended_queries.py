@@ -1,4 +1,4 @@
-"""A look at the dask scheduler that is ended when its answer arrives."""
+"""Queries of the dask scheduler: one that is ended when its answer arrives, and what an answer may change."""
 
 from __future__ import annotations
 
@@ -59,3 +59,25 @@ def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str) -> Non
 
     for steps in range(4):
         asyncio.run(story(steps))
+
+
+def test_an_answer_does_not_replace_what_messages_of_workers_change() -> None:
+    """Dask's task that reads these messages ends if a removed worker is missing: then all workers seem lost."""
+
+    async def story() -> int:
+        answer = asyncio.get_running_loop().create_future()
+        workers = {number: {"name": f"svd-{number}", "status": "running"} for number in range(4)}
+        workers[3]["status"] = "paused"
+        answer.set_result({"workers": workers})
+        known = {"workers": {number: workers[number] for number in (0, 1, 3)}}
+        cluster = SimpleNamespace(
+            scheduler_comm=Answers(answer),
+            scheduler_info=known,
+            observed={"svd-0", "svd-1", "svd-3"},
+            _watch_worker_status_comm=SimpleNamespace(closed=lambda: False),
+        )
+        found = await DaskControl(cluster).running_workers({"svd-1"})  # type: ignore[arg-type]
+        assert cluster.scheduler_info is known and set(known["workers"]) == {0, 1, 3}
+        return found
+
+    assert asyncio.run(story()) == 1
