@@ -299,7 +299,13 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         new = self.status == Status.created
         if new:
             self._lease.start()  # the head's job may wait for hours
-        await super()._start()
+        try:
+            await super()._start()
+        except asyncio.CancelledError:  # by a time limit, for example
+            if new:
+                self.status = Status.failed  # as dask does after an error
+                await self._close()
+            raise
         if not new:
             return
         if self._pool.jobs.active:  # the head's job
@@ -321,15 +327,21 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._dask.stop_adapting()
         self._lease.stop()
         self._pool.end(EndKind.CLOSED, "closed by its owner")
-        await self._dask.close_clients()
-        if isinstance(self.scheduler, HeadJob):
-            await self._dask.close_scheduler()
-        elif self._dask.end_of_scheduler():
-            self._dask.disconnect()
-        ending = asyncio.ensure_future(self._pool.end_jobs())
+        try:
+            await self._dask.close_clients()
+            if isinstance(self.scheduler, HeadJob):
+                await self._dask.close_scheduler()
+            elif self._dask.end_of_scheduler():
+                self._dask.disconnect()
+        finally:  # also if this is cancelled
+            ending = self._pool.end_jobs()
         await self._dask.remove_workers()
         await self._dask.wait_for_workers_to_exit()
-        await super()._close()
+        try:
+            await super()._close()
+        except asyncio.CancelledError:
+            self.status = Status.failed  # dask's next `close` would wait for this one
+            raise
         await ending
         await self._dask.finish_clients()
 

@@ -402,10 +402,12 @@ class DaskControl:
         if cluster.status != Status.running or self.connected is None:
             return
         cluster.status = Status.closing  # so that clients do not try to connect again
-        with contextlib.suppress(OSError):
-            async with asyncio.timeout(CLOSE_SCHEDULER_TIMEOUT):
-                await cluster.scheduler_comm.terminate()
-        cluster.status = Status.running
+        try:
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(CLOSE_SCHEDULER_TIMEOUT):
+                    await cluster.scheduler_comm.terminate()
+        finally:
+            cluster.status = Status.running
 
     async def remove_workers(self) -> None:
         """Let all workers of a local dask scheduler leave at once.

@@ -434,12 +434,16 @@ class JobPool:
         code = FAILED if kind is EndKind.FAILED else 0
         folders.end(self.record.path, kind, code, reason)
 
-    async def end_jobs(self) -> None:
-        """Do `end_all` in a thread."""
+    def end_jobs(self) -> asyncio.Future[None]:
+        """Start `end_all` in a thread at once: who waits for it may be cancelled."""
+        loop = asyncio.get_running_loop()
         try:
-            await asyncio.to_thread(self.end_all)
+            return loop.run_in_executor(None, self.end_all)
         except RuntimeError:  # Python is exiting, and starts no threads any more
             self.end_all()
+            done = loop.create_future()
+            done.set_result(None)
+            return done
 
     def end_all(self) -> None:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""

@@ -56,6 +56,7 @@ def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str) -> Non
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
+        assert cluster.status == Status.running  # else the next `close` waits for this one
 
     for steps in range(4):
         asyncio.run(story(steps))
