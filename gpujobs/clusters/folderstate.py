@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -205,6 +206,8 @@ class FolderReader:
         self._attempt = 0
         self._events: EventReader | None = None
         """Of the dask scheduler of this attempt."""
+        self._turn = threading.Lock()
+        """An owner's `jobs` reads in one thread while its watch reads in another."""
 
     def read(
         self,
@@ -218,6 +221,15 @@ class FolderReader:
         have files, each on one host; none is looked up while their workers have the facts of all.
         ``ended``: traces of jobs whose files are not read any more.
         """
+        with self._turn:
+            return self._read(folders, jobs, ended)
+
+    def _read(
+        self,
+        folders: PresentFolders | None,
+        jobs: Iterable[int],
+        ended: Mapping[int, JobTrace],
+    ) -> FolderState:
         path = self._folder.path
         self._names, problem = (folders or PresentFolders()).contents(path)
         if problem:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from gpujobs.injob.events import (
     attempts_in,
     events_file,
 )
+from gpujobs.injob.folder import bounded
 from gpujobs.schedulers import JobId
 
 from ..support.events import write_events
@@ -343,3 +346,44 @@ def test_why_the_cluster_ends_never_waits() -> None:
         queue.take(5.0)
     queue.add(end)
     assert queue.take(5.0) == [end]
+
+
+def test_two_threads_read_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jobs` of a Python cluster reads while its watch does; an event that is missed is missed for good."""
+    folder = tmp_path / "svd-1"
+    (folder / "jobs").mkdir(parents=True)
+    folder.chmod(0o700)
+    write_events(folder, OPENED)
+    reader = FolderReader(folder)
+    assert reader.read().dask.address == OPENED["address"]
+    names = [f"svd-{number}" for number in range(4)]
+    write_events(folder, *map(connected, names))
+    both = threading.Barrier(2)
+
+    class Slow:
+        def __init__(self, file: Any) -> None:
+            self.seek = file.seek
+            self._file = file
+
+        def __iter__(self) -> Iterator[bytes]:
+            lines = list(self._file)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(1)  # until the other thread has read these lines, too, if it may
+            return iter(lines)
+
+    @contextlib.contextmanager
+    def slowly(path: Path, size: int) -> Iterator[Slow]:
+        with bounded(path, size) as file:
+            yield Slow(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpujobs.injob.events.bounded", slowly)
+        threads = [threading.Thread(target=reader.read) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [*reader.read().dask.connected] == names
+    write_events(folder, *map(disconnected, names))
+    found = reader.read()
+    assert not found.dask.connected and not found.damaged
