@@ -100,6 +100,8 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
         now, group = self._pool.system.monotonic(), self._pool.groups[self.group]
         jobs = self._pool.jobs.counting(self.group)
         await self._note_idle_jobs(jobs, now)
+        if self.state == "stopped":  # meanwhile, perhaps by `scale`, whose target stays
+            return {"status": "same"}
         maximum = most_jobs(self, group)
         wanted = min(group.jobs_for(target), maximum)
         self.cluster._scaler.set_demand(self.group, wanted, maximum)

@@ -17,7 +17,7 @@ from gpujobs.clusters.ledger import Submission
 from gpujobs.clusters.monitor import RECOVERY_AGE, ClusterMonitor, recover_submission
 from gpujobs.clusters.progress import LibraryProgress
 from gpujobs.clusters.report import JobPhase
-from gpujobs.deploy.elastic import check_bounds, check_options
+from gpujobs.deploy.elastic import JobAdaptive, check_bounds, check_options
 from gpujobs.deploy.scaler import wait_for
 from gpujobs.errors import GpujobsError, InputError, JobFailedError, RefusedError
 from gpujobs.injob.folder import Ended, EndKind, Folder
@@ -515,6 +515,34 @@ def test_a_look_that_outlives_the_begin_of_a_close_says_and_submits_nothing(
         await asyncio.sleep(120)
         assert not cluster.dask.messages and not caplog.messages
         assert not slurm.alive and len(slurm.jobs) == 2
+
+    run(tmp_path, story)
+
+
+def test_a_step_of_adapt_that_was_stopped_keeps_the_target_of_scale(tmp_path: Path) -> None:
+    """The widget of a cluster stops `adapt` when its button to scale is pressed."""
+
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        adaptive = JobAdaptive(cluster, interval=0, minimum=0, maximum=8)
+        adaptive.state = "starting"  # without an interval it can only be asked for single steps
+        cluster.adaptives[""] = adaptive
+        answers, asks = asyncio.Event(), cluster.dask.processing
+
+        async def processing() -> dict[str, Any]:
+            await answers.wait()
+            return await asks()
+
+        cluster.dask.processing = processing  # type: ignore[method-assign]
+        step = asyncio.ensure_future(adaptive.adapt())
+        await asyncio.sleep(1)
+        adaptive.stop()
+        await cluster.scale_to(2)
+        answers.set()
+        await step
+        await asyncio.sleep(60)
+        slurm.end(slurm.running[0], "NODE_FAIL", 1)
+        await asyncio.sleep(200)
+        assert len(slurm.alive) == 2
 
     run(tmp_path, story)
 
