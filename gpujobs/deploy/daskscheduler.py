@@ -312,10 +312,14 @@ class DaskControl:
             running &= connected
         return len(running.difference(leaving))
 
-    async def load(self) -> dict[str, int]:
-        """Return how many tasks each worker has, by name."""
+    async def load(self) -> dict[str, int] | None:
+        """Return how many tasks each worker has, by name; None: dask does not answer."""
         workers: dict[str, Any] = self._cluster.scheduler_info["workers"]
-        processing = await self._cluster.scheduler_comm.processing()
+        try:
+            async with asyncio.timeout(QUERY_TIMEOUT):
+                processing = await self._cluster.scheduler_comm.processing()
+        except OSError:  # busy, suspended, or about to end
+            return None
         return {
             workers[address]["name"]: len(tasks)
             for address, tasks in processing.items()

@@ -247,7 +247,7 @@ class Scaler:
 
     async def _remove(self, group: WorkerGroup, count: int, counting: Sequence[PoolJob]) -> None:
         busy = any(job.report.connected for job in counting)
-        load = await self.dask.load() if busy else {}
+        load = (await self.dask.load() if busy else None) or {}
         chosen = self.pool.jobs.cheapest(group.name, count, load)
         await self.pool.remove(chosen, self._retirer.retire)
 
@@ -255,6 +255,8 @@ class Scaler:
         """Remove the jobs whose workers are all among ``workers``, and still idle."""
         async with self._lock:
             load = await self.dask.load()
+            if load is None:  # they may be busy
+                return
             idle = {name for name in workers if not load.get(name)}
             chosen = [
                 job

@@ -519,6 +519,22 @@ def test_a_look_that_outlives_the_begin_of_a_close_says_and_submits_nothing(
     run(tmp_path, story)
 
 
+def test_jobs_are_removed_by_scale_but_not_as_idle_while_dask_is_silent(tmp_path: Path) -> None:
+    async def story(cluster: SimulatedCluster, slurm: SimulatedSlurm) -> None:
+        async def silent() -> None:
+            return None
+
+        await cluster.scale_to(3)
+        await asyncio.sleep(60)
+        cluster.dask.load = silent  # type: ignore[method-assign, assignment]
+        await cluster._scaler.release(cluster.dask.connected or ())
+        assert len(cluster.counting()) == 3
+        await cluster.scale_to(1)
+        assert len(cluster.counting()) == 1
+
+    run(tmp_path, story)
+
+
 def test_a_step_of_adapt_that_was_stopped_keeps_the_target_of_scale(tmp_path: Path) -> None:
     """The widget of a cluster stops `adapt` when its button to scale is pressed."""
 

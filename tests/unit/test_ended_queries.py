@@ -16,6 +16,7 @@ QUERIES = {
     "give_up": lambda control: control.give_up(None),
     "undrain": lambda control: control.undrain(["svd-0"]),
     "drained": lambda control: control.drained(),
+    "load": lambda control: control.load(),
     "close_scheduler": lambda control: control.close_scheduler(),
 }
 
@@ -43,11 +44,12 @@ def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str) -> Non
             scheduler_comm=Answers(answer),
             status=Status.running,
             observed=frozenset(),
+            scheduler_info={"workers": {}},
             _watch_worker_status_comm=SimpleNamespace(closed=lambda: False),
         )
         asked = asyncio.create_task(QUERIES[query](DaskControl(cluster)))  # type: ignore[no-untyped-call]
         await asyncio.sleep(0.01)
-        answer.set_result({"workers": {}, "names": [], "task_time": 0.0})
+        answer.set_result({"workers": {}, "names": [], "task_time": 0.0} if query != "load" else {})
         for _ in range(steps):
             await asyncio.sleep(0)
         if asked.done():
@@ -82,3 +84,17 @@ def test_an_answer_does_not_replace_what_messages_of_workers_change() -> None:
         return found
 
     assert asyncio.run(story()) == 1
+
+
+def test_the_load_is_unknown_while_the_dask_scheduler_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A suspended one never answers; `scale` must not wait for it with the lock of all scaling."""
+
+    async def story() -> object:
+        monkeypatch.setattr("gpujobs.deploy.daskscheduler.QUERY_TIMEOUT", 0.01)
+        silent = Answers(asyncio.get_running_loop().create_future())
+        cluster = SimpleNamespace(scheduler_comm=silent, scheduler_info={"workers": {}})
+        return await DaskControl(cluster).load()  # type: ignore[arg-type]
+
+    assert asyncio.run(story()) is None
