@@ -7,6 +7,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -218,6 +219,8 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._scaler = Scaler(self._pool, self._dask)
         # It starts with the event loop.
         self._lease = PeriodicCallback(self._renew_lease, LEASE_INTERVAL)
+        # Of its own: behind the blocking calls of an asynchronous program the lease would run out.
+        self._lease_thread = ThreadPoolExecutor(1, "gpujobs-lease")
         self.id = self._pool.id
         self.adaptives = {}
         encrypted = self._pool.record.encrypted
@@ -316,8 +319,10 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
             WorkerRegistry(self.scheduler, folder, end_after, in_owner=True).install()
 
     async def _renew_lease(self) -> None:
-        with contextlib.suppress(GpujobsError, OSError):  # the next one may work
-            await asyncio.to_thread(renew_lease, self.folder)
+        loop = asyncio.get_running_loop()
+        # The next one may work. RuntimeError: Python is exiting, and starts no threads any more.
+        with contextlib.suppress(GpujobsError, OSError, RuntimeError):
+            await loop.run_in_executor(self._lease_thread, renew_lease, self.folder)
 
     async def _close(self) -> None:
         if self.status in (Status.closing, Status.closed):
@@ -326,6 +331,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._scaler.stop()
         self._dask.stop_adapting()
         self._lease.stop()
+        self._lease_thread.shutdown(wait=False)
         self._pool.end(EndKind.CLOSED, "closed by its owner")
         try:
             await self._dask.close_clients()

@@ -508,6 +508,7 @@ class JobPool:
                 (ended if self._has_ended(job, now) else others).append(job)
             count_ends(self.groups, others, ended, now)
             reports = [self._finish(job, now) for job in ended]
+        self._canceller.cancel_soon([job for job in ended if job.report.in_queue])
         if changed:
             self.query_soon()
         self._canceller.repeat(now)
@@ -520,7 +521,7 @@ class JobPool:
         return not job.report.active
 
     def _finish(self, job: PoolJob, now: float) -> JobReport:
-        """Move a job that has ended to the past ones; cancel it if it is still in the queue."""
+        """Move a job that has ended to the past ones; if it is in the queue, it is cancelled next."""
         report = job.report
         reason = report.reason or report.state.value
         if report.lacks_workers:
@@ -534,7 +535,6 @@ class JobPool:
             self.end(kind, f"the dask scheduler's job {report.id} ended: {reason}")
         if not report.in_queue:
             return self.jobs.finish(job, JobPhase.ENDED, reason)
-        self._canceller.cancel_soon([job])
         return self.jobs.release(job, JobPhase.ENDED, reason, Cancelled())
 
     def _check_cluster(self, report: ClusterReport) -> None:
