@@ -521,7 +521,7 @@ class JobPool:
         return not job.report.active
 
     def _finish(self, job: PoolJob, now: float) -> JobReport:
-        """Move a job that has ended to the past ones; if it is in the queue, it is cancelled next."""
+        """Move a job that has ended to the past ones; one in the queue is cancelled next."""
         report = job.report
         reason = report.reason or report.state.value
         if report.lacks_workers:

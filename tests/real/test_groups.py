@@ -127,6 +127,7 @@ def test_a_group_is_scaled_alone(cli: Cli, backend: Backend) -> None:
     done = cli("scale", cluster, "gpu=2", "prep=3")
     assert done.returncode == 0 and re.search(r"removed \d jobs? of group gpu", done.stderr)
     until(lambda: numbers(cli, cluster) == {"gpu": (2, 2), "prep": (3, 3)}, 60, every=0.5)
+    until(lambda: len(cli.gpus(cluster)) == 2, 60, every=0.5)  # the others have left
     assert cli("scale", cluster, "gpu=4").returncode == 0
     until(lambda: numbers(cli, cluster) == {"gpu": (4, 4), "prep": (3, 3)}, 60, every=0.5)
     text = cli("status", cluster).stdout

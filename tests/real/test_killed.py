@@ -65,13 +65,17 @@ def test_a_job_of_a_submit_that_was_killed_before_it_was_accepted_ends(
     cli: Cli, backend: SlurmBackend
 ) -> None:
     """`sbatch` outlives it: the job that comes later finds that its cluster has ended."""
-    site = wrapped(cli, backend, "sbatch", 'sleep 8; exec REAL "$@"')
+    goes_on = cli.work / "go"
+    site = wrapped(
+        cli, backend, "sbatch", f'until [ -e {goes_on} ]; do sleep 0.2; done; exec REAL "$@"'
+    )
     path = str(cli.write("p.yaml", {"gpus": 1, "name": "late"}))
     submitting = cli.start("submit", path, "--site", site)
     cluster = the_only_record(cli)
     kill(submitting)
     done = cli("cancel", cluster)
     assert done.returncode == 0 and "its submission was interrupted" in done.stderr, done.stderr
+    goes_on.touch()
     folder = cli.home / ".gpujobs" / cluster
     until(lambda: has_left(folder, 0), 60, "the end of the late job")
     backend.wait_empty(20, cluster)

@@ -227,8 +227,12 @@ def test_the_command_scale_lets_busy_workers_end_their_tasks(cli: Cli, backend: 
         done = program.result()
     assert done.stdout.strip() == "right", done.stderr
     assert set(starts(cli.work).values()) == {1}
-    left = [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
-    assert left == [0, 0]
+
+    def left() -> list[int | None]:
+        return [job["exit_code"] for job in cli.status(cluster)["jobs"] if not job["head"]]
+
+    until(lambda: None not in left(), 60, "the end of two jobs", every=0.5)
+    assert left() == [0, 0]
     assert cli("cancel", cluster).returncode == 0
 
 

@@ -371,7 +371,13 @@ def test_held_suspended_and_requeued_jobs_keep_their_place(
     until(lambda: cluster.jobs[0]["phase"] == "RUNNING", 20)
     print(f"suspended: known after {seconds:.1f} s")
 
+    # SIGTERM makes workers leave, and their successor is submitted if the owner looks meanwhile.
+    supervisor = supervisor_of(cluster.folder, 0)
+    script = psutil.Process(supervisor).ppid()  # first: it would write how its job has ended
     control("scontrol", "requeue", number)
+    for pid in (script, supervisor):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     seconds = until(lambda: cluster.jobs[0]["phase"] == "PENDING", 40)
     print(f"requeued: known after {seconds:.1f} s")
     assert cluster.jobs[0]["reason"].startswith("requeued")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -403,6 +404,7 @@ def test_a_job_cancelled_from_outside_is_replaced(
         lambda: f"{cluster.id}-2" in cluster.observed, 30
     )  # another number: names are never used twice
     assert cluster.observed == cluster.plan
+    until(lambda: any(job["phase"] == "ENDED" for job in cluster.jobs), 30)  # workers leave before
     gone = next(job for job in cluster.jobs if job["phase"] == "ENDED")
     assert gone["number"] == 0
 
@@ -418,16 +420,20 @@ def test_a_waiting_job_cancelled_from_outside_is_replaced(
     until(lambda: sorted(job["state"] for job in cluster.jobs) == states, 60, every=0.5)
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 def test_a_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
-    cluster = make(scale=1, walltime="1m")  # leaves 10 s before, its successor comes 15 s earlier
+    walltime = math.ceil(
+        patience(60)
+    )  # leaves a sixth before, its successor comes a quarter earlier
+    cluster = make(scale=1, walltime=f"{walltime}s")
     cluster.wait_for_workers(1, timeout=patience(60))
     client = cluster.get_client()
     future = client.submit(lambda: os.urandom(1000), pure=False)
     first = future.result()
     until(
         lambda: f"{cluster.id}-1" in cluster.observed and f"{cluster.id}-0" not in cluster.observed,
-        120,
+        walltime + 60,
     )
     assert client.gather(future) == first  # handed over, not computed again
     client.close()

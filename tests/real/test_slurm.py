@@ -22,7 +22,7 @@ from ..support import slurm as slurm_support
 from ..support.backend import SlurmBackend
 from ..support.cli import ORDINARY_USER, Cli
 from ..support.events import dask_workers
-from ..support.jobevents import facts_of, has_left, seconds_of
+from ..support.jobevents import events_of, facts_of, has_left
 from ..support.on_slurm import backend  # noqa: F401
 from ..support.processes import as_user, patience, processes_with, until
 from ..support.slurm_faults import failing_prolog
@@ -88,7 +88,10 @@ def test_worker_job_that_cannot_reach_the_head_names_both_hosts(
     line = rf"{cluster}-1: compute node (node\d) cannot reach the dask scheduler at tls://\S+ on (node\d); set `network.interface`"
     found = re.search(line, done.stderr)
     assert found and found[1] != found[2], done.stderr
-    assert 30 <= seconds_of(cli.home / ".gpujobs" / cluster, 1) < 60
+    folder = cli.home / ".gpujobs" / cluster
+    (began,) = [event["at"] for event in events_of(folder, 1) if event["event"] == "started"]
+    left = facts_of(folder, 1).left
+    assert left and left.at and 30 <= left.at - began < 60
     backend.wait_empty(15)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -246,16 +245,16 @@ def test_the_fake_sets_the_variables_of_a_job(
 
 
 TRAP = (
-    'for s in INT TERM USR2; do trap "echo got $s" $s; done\nuntil [ -e {} ]; do sleep 0.1; done\n'
+    'for s in INT TERM USR2; do trap "echo got $s" $s; done\n'
+    "touch {}\nuntil [ -e {} ]; do sleep 0.1; done\n"
 )
 
 
 def test_bkill_sends_int_before_anything_else(
     lsf: LsfBackend, script: Callable[..., str], tmp_path: Path
 ) -> None:
-    number = script(TRAP.format(tmp_path / "end"))
-    running(lsf, number)
-    time.sleep(0.5)
+    number = script(TRAP.format(tmp_path / "ready", tmp_path / "end"))
+    until((tmp_path / "ready").exists, 20)
     lsf.command("bkill", number)
     until(lambda: "got" in (tmp_path / f"{number}.0.out").read_text(), 10)
     assert (tmp_path / f"{number}.0.out").read_text() == "got INT\n"
