@@ -204,7 +204,7 @@ def drain(record: ClusterRecord, ledger: Ledger, system: System = HOST) -> None:
 # -- cancel clusters, and find those that their owner has left -------------------------------------
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
-EXIT_TIMEOUT, RUN_EXIT_TIMEOUT = 5.0, 15.0
+EXIT_TIMEOUT, RUN_EXIT_TIMEOUT = 5.0, 17.0
 """Seconds for running jobs to find `ended` and exit, before they are cancelled; with `run`."""
 
 

@@ -221,6 +221,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         self._lease = PeriodicCallback(self._renew_lease, LEASE_INTERVAL)
         # Of its own: behind the blocking calls of an asynchronous program the lease would run out.
         self._lease_thread = ThreadPoolExecutor(1, "gpujobs-lease")
+        self._close_task: asyncio.Future[None] | None = None
         self.id = self._pool.id
         self.adaptives = {}
         encrypted = self._pool.record.encrypted
@@ -302,13 +303,7 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         new = self.status == Status.created
         if new:
             self._lease.start()  # the head's job may wait for hours
-        try:
-            await super()._start()
-        except asyncio.CancelledError:  # by a time limit, for example
-            if new:
-                self.status = Status.failed  # as dask does after an error
-                await self._close()
-            raise
+        await super()._start()
         if not new:
             return
         if self._pool.jobs.active:  # the head's job
@@ -324,8 +319,28 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
         with contextlib.suppress(GpujobsError, OSError, RuntimeError):
             await loop.run_in_executor(self._lease_thread, renew_lease, self.folder)
 
+    def __await__(self) -> Generator[Any, Any, GPUJobQueueCluster]:
+        new = self.status == Status.created
+        try:
+            yield from super().__await__()
+        except asyncio.CancelledError:
+            if new:  # dask closes a cluster after errors, but not after a time limit
+                if self.status == Status.starting:
+                    self.status = Status.failed
+                yield from self._close().__await__()
+            raise
+        return self
+
     async def _close(self) -> None:
-        if self.status in (Status.closing, Status.closed):
+        # A close goes on when who waits for it is cancelled: a half of it could not be repeated.
+        if self._close_task is None or self._close_task.done():
+            if self.status == Status.closing:
+                self.status = Status.failed  # a close has failed: dask would wait for its end
+            self._close_task = asyncio.ensure_future(self._close_all())
+        await asyncio.shield(self._close_task)
+
+    async def _close_all(self) -> None:
+        if self.status == Status.closed:
             await super()._close()
             return
         self._scaler.stop()
@@ -339,15 +354,11 @@ class GPUJobQueueCluster(ElasticCluster, JobQueueCluster):
                 await self._dask.close_scheduler()
             elif self._dask.end_of_scheduler():
                 self._dask.disconnect()
-        finally:  # also if this is cancelled
+        finally:  # also if the event loop ends
             ending = self._pool.end_jobs()
         await self._dask.remove_workers()
         await self._dask.wait_for_workers_to_exit()
-        try:
-            await super()._close()
-        except asyncio.CancelledError:
-            self.status = Status.failed  # dask's next `close` would wait for this one
-            raise
+        await super()._close()
         await ending
         await self._dask.finish_clients()
 

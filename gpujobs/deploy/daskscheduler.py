@@ -9,7 +9,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -242,6 +242,22 @@ QUERY_TIMEOUT = 5.0
 """Seconds for a dask scheduler to list its workers."""
 
 
+async def _answer(call: Awaitable[Any], seconds: float = QUERY_TIMEOUT) -> Any:
+    """Return dask's answer to a call. Raises OSError: it is busy, suspended, or about to end.
+
+    A cancellation ends it in any case; dask's connections over ucxx make an OSError of it.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except OSError:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError from None
+        raise
+
+
 class Client(distributed.Client):  # type: ignore[misc]
     """The client of a cluster. It closes when the cluster ends; dask's tries to connect again."""
 
@@ -302,8 +318,7 @@ class DaskControl:
         task that reads these messages.
         """
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT):
-                info = await self._cluster.scheduler_comm.identity()
+            info = await _answer(self._cluster.scheduler_comm.identity())
         except OSError:  # busy, or about to end
             info = self._cluster.scheduler_info
         workers, connected = info["workers"].values(), self.connected
@@ -316,8 +331,7 @@ class DaskControl:
         """Return how many tasks each worker has, by name; None: dask does not answer."""
         workers: dict[str, Any] = self._cluster.scheduler_info["workers"]
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT):
-                processing = await self._cluster.scheduler_comm.processing()
+            processing = await _answer(self._cluster.scheduler_comm.processing())
         except OSError:  # busy, suspended, or about to end
             return None
         return {
@@ -331,8 +345,7 @@ class DaskControl:
         call = getattr(self._cluster.scheduler_comm, GIVE_UP)
         with contextlib.suppress(OSError):
             pickled = pickle.dumps(error) if error else b""
-            async with asyncio.timeout(QUERY_TIMEOUT):
-                await call(error=pickled)
+            await _answer(call(error=pickled))
 
     @property
     def running(self) -> bool:
@@ -359,8 +372,7 @@ class DaskControl:
         """
         with contextlib.suppress(OSError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, UNDRAIN)
-            async with asyncio.timeout(QUERY_TIMEOUT):
-                return frozenset(await call(names=list(names)))
+            return frozenset(await _answer(call(names=list(names))))
         return frozenset()
 
     async def drained(self) -> tuple[frozenset[str], float] | None:
@@ -372,8 +384,7 @@ class DaskControl:
             return None
         with contextlib.suppress(OSError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, DRAINED)
-            async with asyncio.timeout(QUERY_TIMEOUT):
-                found = await call()
+            found = await _answer(call())
             return frozenset(found["names"]), found["task_time"]
         return None
 
@@ -408,8 +419,7 @@ class DaskControl:
         cluster.status = Status.closing  # so that clients do not try to connect again
         try:
             with contextlib.suppress(OSError):
-                async with asyncio.timeout(CLOSE_SCHEDULER_TIMEOUT):
-                    await cluster.scheduler_comm.terminate()
+                await _answer(cluster.scheduler_comm.terminate(), CLOSE_SCHEDULER_TIMEOUT)
         finally:
             cluster.status = Status.running
 

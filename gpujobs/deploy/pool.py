@@ -10,6 +10,7 @@ import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ..batch.client import SchedulerClient
@@ -317,11 +318,14 @@ class JobPool:
         None: all were submitted, or the cluster was closed. Then an array whose reply came later is
         cancelled, in the thread of its submission: the event loop may have ended.
         """
-        record = None if self._closing.is_set() else next(added, None)
-        if record is not None and self._closing.is_set():
-            self._cancel_all()
+        if self._closing.is_set():
             return None
-        return record
+        try:
+            record = next(added, None)
+        finally:
+            if self._closing.is_set():
+                self._cancel_all()
+        return None if self._closing.is_set() else record
 
     def _add(self, submission: Submission) -> None:
         """Add the jobs of a submission that was accepted now."""
@@ -435,15 +439,17 @@ class JobPool:
         folders.end(self.record.path, kind, code, reason)
 
     def end_jobs(self) -> asyncio.Future[None]:
-        """Start `end_all` in a thread at once: who waits for it may be cancelled."""
-        loop = asyncio.get_running_loop()
+        """Start `end_all` at once, in a thread of its own: those of the program may all be busy."""
+        loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "gpujobs-close")
         try:
-            return loop.run_in_executor(None, self.end_all)
+            return loop.run_in_executor(thread, self.end_all)
         except RuntimeError:  # Python is exiting, and starts no threads any more
             self.end_all()
             done = loop.create_future()
             done.set_result(None)
             return done
+        finally:
+            thread.shutdown(wait=False)
 
     def end_all(self) -> None:
         """Cancel all jobs; those that cannot be cancelled now find `ended` and exit."""
@@ -508,7 +514,6 @@ class JobPool:
                 (ended if self._has_ended(job, now) else others).append(job)
             count_ends(self.groups, others, ended, now)
             reports = [self._finish(job, now) for job in ended]
-        self._canceller.cancel_soon([job for job in ended if job.report.in_queue])
         if changed:
             self.query_soon()
         self._canceller.repeat(now)
@@ -521,7 +526,7 @@ class JobPool:
         return not job.report.active
 
     def _finish(self, job: PoolJob, now: float) -> JobReport:
-        """Move a job that has ended to the past ones; one in the queue is cancelled next."""
+        """Move a job that has ended to the past ones; `Canceller.repeat` ends it in the queue."""
         report = job.report
         reason = report.reason or report.state.value
         if report.lacks_workers:

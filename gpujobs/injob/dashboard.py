@@ -62,6 +62,11 @@ class EarlyPage(web.RequestHandler):
     async def prepare(self) -> None:
         """Wait for the dashboard; tornado calls this for each method."""
         await self._dashboard.load()
+        if self.request.headers.get("Upgrade", "").lower() == "websocket":
+            self.set_status(503)  # of a page of an earlier dask scheduler; it does not follow
+            self.set_header("Retry-After", "1")
+            self.finish()
+            return
         # Relative, for proxies with a path of their own; "./", since a page may look like a URL.
         page = self.request.path.rpartition("/")[2]
         query = f"?{self.request.query}" if self.request.query else ""

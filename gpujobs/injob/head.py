@@ -38,7 +38,7 @@ _RUN_CANCEL_TIMEOUT = 10.0
 """Seconds for `run` to exit after a cancel: batch schedulers kill the job after about 30."""
 _SIGNAL_TIMEOUT = 1.0
 """Seconds in which a batch scheduler that signals all processes of a job has done so."""
-_CANCEL_TIMEOUT = 3.0
+_CANCEL_SIGNAL_TIMEOUT = 3.0
 """The same after `gpujobs cancel` has written that the cluster ends; then it cancels the job."""
 _WITNESS = ("sleep", "2147483647")
 """A process that gets SIGTERM from the batch scheduler only."""
@@ -384,7 +384,7 @@ class Head(Job):
     def end_with_cluster(self, ended: Ended) -> JobExit:
         """After a cancel, `run` has as long to exit as after a signal of the batch scheduler."""
         if ended.kind is EndKind.CANCELLED and self.command is not None:
-            self._ask_to_exit(self.command, _CANCEL_TIMEOUT)
+            self._ask_to_exit(self.command, _CANCEL_SIGNAL_TIMEOUT)
             self.command.wait(_RUN_CANCEL_TIMEOUT)
         return JobExit(ended.exit_code)
 

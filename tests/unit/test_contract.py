@@ -21,8 +21,8 @@ from gpujobs.deploy.cluster import AttachedCluster, GPUJobQueueCluster  # noqa: 
 from gpujobs.injob.demand import add_handlers  # noqa: E402
 
 OURS = {
-    "_abort", "_check_open", "_dask", "_devices", "_job_reports", "_known_report", "_lease", "_lease_thread", "_open", "_owner", "_pool",
-    "_end", "_refresh", "_register", "_renew_lease", "_report", "_scaler", "_start_dask", "_submit_first_jobs", "_to", "_view",
+    "_abort", "_check_open", "_close_all", "_close_task", "_dask", "_devices", "_job_reports", "_known_report", "_lease", "_lease_thread", "_open", "_owner",
+    "_end", "_pool", "_refresh", "_register", "_renew_lease", "_report", "_scaler", "_start_dask", "_submit_first_jobs", "_to", "_view",
     "_card", "_card_of", "_drawing", "_keep_card", "_last_card", "_live_card", "_reporting",
 }  # fmt: skip
 """Private names that this package adds: no base may come to have them."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.comm import CommClosedError
 from distributed.core import Status
 
 from gpujobs.deploy.daskscheduler import DaskControl
@@ -22,26 +23,32 @@ QUERIES = {
 
 
 class Answers:
-    """Answers every call with ``answer``, when it has been set."""
+    """Answers every call with ``answer``, when it has been set; with ``ucxx`` as dask's comms over ucxx do."""
 
-    def __init__(self, answer: asyncio.Future[Any]) -> None:
-        self._answer = answer
+    def __init__(self, answer: asyncio.Future[Any], *, ucxx: bool = False) -> None:
+        self._answer, self._ucxx = answer, ucxx
 
     def __getattr__(self, name: str) -> Any:
         async def call(**arguments: Any) -> Any:
-            return await self._answer
+            try:
+                return await self._answer
+            except asyncio.CancelledError:
+                if self._ucxx:
+                    raise CommClosedError("connection closed by the other side") from None
+                raise
 
         return call
 
 
+@pytest.mark.parametrize("ucxx", [False, True], ids=["tls", "ucxx"])
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str) -> None:
+def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str, ucxx: bool) -> None:
     """Else a look that `close` has ended goes on, and reports that the cluster has ended."""
 
     async def story(steps: int) -> None:
         answer = asyncio.get_running_loop().create_future()
         cluster = SimpleNamespace(
-            scheduler_comm=Answers(answer),
+            scheduler_comm=Answers(answer, ucxx=ucxx),
             status=Status.running,
             observed=frozenset(),
             scheduler_info={"workers": {}},
@@ -49,6 +56,11 @@ def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str) -> Non
         )
         asked = asyncio.create_task(QUERIES[query](DaskControl(cluster)))  # type: ignore[no-untyped-call]
         await asyncio.sleep(0.01)
+        if steps == 4:  # without an answer
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            return
         answer.set_result({"workers": {}, "names": [], "task_time": 0.0} if query != "load" else {})
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -60,7 +72,7 @@ def test_a_query_that_is_cancelled_as_its_answer_arrives_ends(query: str) -> Non
                 await asked
         assert cluster.status == Status.running  # else the next `close` waits for this one
 
-    for steps in range(4):
+    for steps in range(5):
         asyncio.run(story(steps))
 
 

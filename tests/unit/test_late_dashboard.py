@@ -68,13 +68,15 @@ async def main():
             return AsyncHTTPClient().fetch(url, raise_error=False, **options)
 
         pages = [asyncio.ensure_future(fetch(page)) for page in ("/status", "/workers")]
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket"}
+        socket = asyncio.ensure_future(fetch("/status/ws", headers=upgrade))
         elsewhere = asyncio.ensure_future(fetch("/https:example.org?a=b", follow_redirects=False))
         await asyncio.to_thread(began.wait, 60)
         health = (await fetch("/health")).code
         waiting = not any(page.done() for page in pages)
         goes_on.set()
         codes = [(await page).code for page in pages]
-        print(json.dumps([health, waiting, codes, (await elsewhere).headers["Location"]]))
+        print(json.dumps([health, waiting, codes, (await elsewhere).headers["Location"], (await socket).code]))
 
 asyncio.run(main())
 """
@@ -85,8 +87,9 @@ def test_the_dask_scheduler_answers_while_its_dashboard_is_imported() -> None:
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    health, waiting, codes, location = json.loads(done.stdout)
+    health, waiting, codes, location, socket = json.loads(done.stdout)
     assert (health, waiting, codes) == (200, True, [200, 200])
+    assert socket == 503  # which its page tries again
     assert location == "./https:example.org?a=b"  # a page of this server, not another server
 
 
