@@ -32,6 +32,7 @@ from gpujobs.schedulers import JobId
 
 from ..support.events import write_events
 from ..support.jobevents import write_job
+from ..support.processes import patience
 
 OPENED = Event(event="opened", at=1.0, version=VERSION, address="tls://n1:1", dashboard=8787)
 
@@ -368,7 +369,7 @@ def test_two_threads_read_each_event_once(tmp_path: Path, monkeypatch: pytest.Mo
         def __iter__(self) -> Iterator[bytes]:
             lines = list(self._file)
             with contextlib.suppress(threading.BrokenBarrierError):
-                both.wait(1)  # until the other thread has read these lines, too, if it may
+                both.wait(patience(0.5))  # until the other thread has read these lines, too, if it may
             return iter(lines)
 
     @contextlib.contextmanager
