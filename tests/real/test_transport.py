@@ -275,7 +275,8 @@ def test_the_first_workers_have_initialised_ucx_before_the_dask_scheduler_listen
 ) -> None:
     cli.write("look.py", LOOK)
     workers = {"worker_class": worker_class}
-    profile = {**faked(backend, UCX_TLS="all"), **ONE_JOB_OF_TWO, "workers": workers}
+    own = {"UCX_TLS": "all", "FAKE_UCXX": "after 3"}  # with the process of the nannies
+    profile = {**faked(backend, **own), **ONE_JOB_OF_TWO, "workers": workers}
     cluster, _ = submit(cli, with_ucxx(backend), profile)
     first, again = looked(cli, cluster)
     log = log_of_workers(cli, cluster)
@@ -298,7 +299,12 @@ def test_workers_that_share_a_gpu_initialise_ucx_before_they_start(
 ) -> None:
     cli.write("look.py", LOOK.replace("wait_for_workers(2)", "wait_for_workers(4)"))
     workers = {"workers_per_gpu": 2, "mps": True}
-    profile = {**faked(backend), **ONE_JOB_OF_TWO, "start_workers": 4, "workers": workers}
+    profile = {
+        **faked(backend, FAKE_UCXX="after 5"),
+        **ONE_JOB_OF_TWO,
+        "start_workers": 4,
+        "workers": workers,
+    }
     site = with_ucxx(backend)
     site["setup"] += f" PATH={FAKES}/mps:$PATH FAKE_MPS_FOLDER={cli.work}"
     cluster, _ = submit(cli, site, profile)
@@ -362,7 +368,10 @@ def test_no_prepared_worker_stays_after_the_death_of_the_supervisor(
     ("own", "workers"),
     [
         ({"FAKE_NVML_EXCLUSIVE": "1"}, {}),  # the check of ucxx needs the GPU
-        ({"DASK_DISTRIBUTED__NANNY__ENVIRON__CUDA_CACHE_PATH": "/cache"}, {}),
+        (
+            {"DASK_DISTRIBUTED__NANNY__ENVIRON__CUDA_CACHE_PATH": "/cache", "FAKE_UCXX": "after 3"},
+            {},
+        ),
         ({}, {"preload": ["json"]}),  # before which UCX is not initialised
     ],
 )

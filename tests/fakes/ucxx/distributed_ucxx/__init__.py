@@ -3,18 +3,20 @@
 Like the original it listens on all interfaces, whatever the host of its address, and moves large blocks in no time: those
 of an exchange are not sent at all. Outside of dask's processes they wait for a timer if nothing polls, as in UCXX 0.52
 (measured on four H200).
-``FAKE_UCXX=slow`` delays each of their messages, ``FAKE_UCXX=hangs`` never sends one, ``FAKE_UCXX=fails`` raises an error.
+``FAKE_UCXX=slow`` delays each of their messages, ``FAKE_UCXX=hangs`` never sends one, ``FAKE_UCXX=fails`` raises an error;
+with ``FAKE_UCXX=after 3`` the first one waits until three processes of the job's workers have initialised UCX.
 """
 
 import asyncio
 import errno
 import os
 import sys
+from pathlib import Path
 
 import dask.config
 from distributed.comm.tcp import TCP, TCPBackend, TCPConnector, TCPListener
 
-from .ucxx import init_once
+from .ucxx import INITIALISED, init_once
 
 
 class config:
@@ -32,10 +34,18 @@ class UCXX(TCP):
             timer = 0 if polls else 1
             if os.environ.get("FAKE_UCXX") == "fails":
                 raise OSError("no route between GPUs")
-            delay = {"slow": 6, "hangs": 3600}.get(os.environ.get("FAKE_UCXX"), timer)
+            how, _, number = os.environ.get("FAKE_UCXX", "").partition(" ")
+            while how == "after" and _initialised() < int(number):
+                await asyncio.sleep(0.1)
+            delay = {"slow": 6, "hangs": 3600}.get(how, timer)
             await asyncio.sleep(delay)
             msg = {**msg, "blocks": []}
         return await super().write(msg, **options)
+
+
+def _initialised():
+    log = Path(os.environ["GPUJOBS_FOLDER"], "logs", "job-0.log")
+    return log.read_text().count(INITIALISED)
 
 
 class UCXXConnector(TCPConnector):

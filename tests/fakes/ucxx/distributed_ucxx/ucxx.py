@@ -3,6 +3,7 @@
 import os
 import sys
 
+INITIALISED = "UCX is initialised in process"
 initialised = None
 """The GPUs that this process saw then."""
 
@@ -14,4 +15,4 @@ def init_once():
     initialised = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     os.environ["UCX_MEMTYPE_CACHE"] = "n"  # as ucxx 0.52 when it is imported
     if "try-ucxx" not in sys.argv:  # whose last line of output is why it failed
-        print(f"stand-in for ucxx: UCX is initialised in process {os.getpid()}", flush=True)
+        print(f"stand-in for ucxx: {INITIALISED} {os.getpid()}", flush=True)
