@@ -65,13 +65,13 @@ def test_a_job_of_a_submit_that_was_killed_before_it_was_accepted_ends(
     cli: Cli, backend: SlurmBackend
 ) -> None:
     """`sbatch` outlives it: the job that comes later finds that its cluster has ended."""
-    goes_on = cli.work / "go"
-    site = wrapped(
-        cli, backend, "sbatch", f'until [ -e {goes_on} ]; do sleep 0.2; done; exec REAL "$@"'
-    )
+    begun, goes_on = cli.work / "begun", cli.work / "go"
+    waits = f'touch {begun}; until [ -e {goes_on} ]; do sleep 0.2; done; exec REAL "$@"'
+    site = wrapped(cli, backend, "sbatch", waits)
     path = str(cli.write("p.yaml", {"gpus": 1, "name": "late"}))
     submitting = cli.start("submit", path, "--site", site)
     cluster = the_only_record(cli)
+    until(begun.exists, 30, "sbatch")
     kill(submitting)
     done = cli("cancel", cluster)
     assert done.returncode == 0 and "its submission was interrupted" in done.stderr, done.stderr
