@@ -205,7 +205,10 @@ def drain(record: ClusterRecord, ledger: Ledger, system: System = HOST) -> None:
 CANCEL_TIMEOUT = 90.0
 """Seconds for which a cancel waits for a batch scheduler that is away."""
 EXIT_TIMEOUT, RUN_EXIT_TIMEOUT = 5.0, 17.0
-"""Seconds for running jobs to find `ended` and exit, before they are cancelled; with `run`."""
+"""Seconds for running jobs to find `ended` and exit, before they are cancelled; with `run`.
+
+A job gives `run` 13 of them: see `end_with_cluster` in gpujobs/injob/head.py.
+"""
 
 
 def end(record: ClusterRecord) -> None:

@@ -242,7 +242,7 @@ QUERY_TIMEOUT = 5.0
 """Seconds for a dask scheduler to list its workers."""
 
 
-async def _answer(call: Awaitable[Any], seconds: float = QUERY_TIMEOUT) -> Any:
+async def _answer(call: Awaitable[Any], seconds: float) -> Any:
     """Return dask's answer to a call. Raises OSError: it is busy, suspended, or about to end.
 
     A cancellation ends it in any case; dask's connections over ucxx make an OSError of it.
@@ -318,7 +318,7 @@ class DaskControl:
         task that reads these messages.
         """
         try:
-            info = await _answer(self._cluster.scheduler_comm.identity())
+            info = await _answer(self._cluster.scheduler_comm.identity(), QUERY_TIMEOUT)
         except OSError:  # busy, or about to end
             info = self._cluster.scheduler_info
         workers, connected = info["workers"].values(), self.connected
@@ -331,7 +331,7 @@ class DaskControl:
         """Return how many tasks each worker has, by name; None: dask does not answer."""
         workers: dict[str, Any] = self._cluster.scheduler_info["workers"]
         try:
-            processing = await _answer(self._cluster.scheduler_comm.processing())
+            processing = await _answer(self._cluster.scheduler_comm.processing(), QUERY_TIMEOUT)
         except OSError:  # busy, suspended, or about to end
             return None
         return {
@@ -345,7 +345,7 @@ class DaskControl:
         call = getattr(self._cluster.scheduler_comm, GIVE_UP)
         with contextlib.suppress(OSError):
             pickled = pickle.dumps(error) if error else b""
-            await _answer(call(error=pickled))
+            await _answer(call(error=pickled), QUERY_TIMEOUT)
 
     @property
     def running(self) -> bool:
@@ -372,7 +372,7 @@ class DaskControl:
         """
         with contextlib.suppress(OSError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, UNDRAIN)
-            return frozenset(await _answer(call(names=list(names))))
+            return frozenset(await _answer(call(names=list(names)), QUERY_TIMEOUT))
         return frozenset()
 
     async def drained(self) -> tuple[frozenset[str], float] | None:
@@ -384,7 +384,7 @@ class DaskControl:
             return None
         with contextlib.suppress(OSError):  # busy, or about to end
             call = getattr(self._cluster.scheduler_comm, DRAINED)
-            found = await _answer(call())
+            found = await _answer(call(), QUERY_TIMEOUT)
             return frozenset(found["names"]), found["task_time"]
         return None
 

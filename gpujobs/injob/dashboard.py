@@ -14,6 +14,8 @@ from distributed import Scheduler
 from distributed.http.utils import get_handlers
 from tornado import web
 
+_DASHBOARD = "distributed.dashboard.scheduler"
+
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Offer the dashboard; dask calls this when the dask scheduler starts."""
@@ -41,10 +43,10 @@ class LateDashboard(web.Application):
         await asyncio.shield(self._loading)
 
     async def _load(self) -> None:
-        scheduler, module = self._scheduler, "distributed.dashboard.scheduler"
+        scheduler = self._scheduler
         try:
             # In a thread: from a shared file system it may take longer than workers wait.
-            dashboard = await asyncio.to_thread(importlib.import_module, module)
+            dashboard = await asyncio.to_thread(importlib.import_module, _DASHBOARD)
         except ImportError:  # no Bokeh, or another version: a page says what to install
             missing = ["distributed.http.scheduler.missing_bokeh"]
             self.add_handlers(".*", get_handlers(scheduler, missing))

@@ -246,9 +246,7 @@ def test_killed_job_is_known(local: Cli) -> None:
     until(lambda: local.status(cluster)["jobs"][0]["state"] == "FAILED", 15)
     local("cancel", cluster)
     for pid in processes_with(cluster):
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # they end with the one that was killed before
+        with contextlib.suppress(ProcessLookupError):  # it ended with the one before
             os.kill(pid, signal.SIGKILL)
 
 

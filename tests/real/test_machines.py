@@ -131,9 +131,7 @@ def test_nothing_is_left_on_a_machine_when_all_else_is_killed(cli: Cli, machines
     here = [one for one in found if network(one) == network()]
     assert len(nodes_of(cluster)) == 2 and len(there) == 2 and here
     for one in here:
-        with contextlib.suppress(
-            psutil.NoSuchProcess
-        ):  # it ends with the one that was killed before
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
             one.kill()
     nothing_is_left(cluster)
 

@@ -423,9 +423,8 @@ def test_a_waiting_job_cancelled_from_outside_is_replaced(
 @pytest.mark.waits
 @pytest.mark.slow
 def test_a_walltime_is_followed_by_a_successor(make: Callable[..., Any]) -> None:
-    walltime = math.ceil(
-        patience(60)
-    )  # leaves a sixth before, its successor comes a quarter earlier
+    # Its workers leave a sixth of it before, and its successor comes a quarter of it earlier.
+    walltime = math.ceil(patience(60))
     cluster = make(scale=1, walltime=f"{walltime}s")
     cluster.wait_for_workers(1, timeout=patience(60))
     client = cluster.get_client()

@@ -368,10 +368,9 @@ def test_two_threads_read_each_event_once(tmp_path: Path, monkeypatch: pytest.Mo
 
         def __iter__(self) -> Iterator[bytes]:
             lines = list(self._file)
+            # Until the other thread has read these lines, too, if it may.
             with contextlib.suppress(threading.BrokenBarrierError):
-                both.wait(
-                    patience(0.5)
-                )  # until the other thread has read these lines, too, if it may
+                both.wait(patience(0.5))
             return iter(lines)
 
     @contextlib.contextmanager

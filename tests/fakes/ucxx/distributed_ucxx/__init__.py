@@ -32,9 +32,9 @@ class UCXX(TCP):
         if isinstance(msg, dict) and "blocks" in msg:  # of an exchange
             polls = "try-ucxx" not in sys.argv or os.environ.get("UCXPY_PROGRESS_MODE") == "polling"
             timer = 0 if polls else 1
-            if os.environ.get("FAKE_UCXX") == "fails":
-                raise OSError("no route between GPUs")
             how, _, number = os.environ.get("FAKE_UCXX", "").partition(" ")
+            if how == "fails":
+                raise OSError("no route between GPUs")
             while how == "after" and _initialised() < int(number):
                 await asyncio.sleep(0.1)
             delay = {"slow": 6, "hangs": 3600}.get(how, timer)
