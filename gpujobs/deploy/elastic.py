@@ -136,21 +136,14 @@ class JobAdaptive(Adaptive):  # type: ignore[misc]
         return max(jobs for _, jobs in self._demands)
 
     async def _note_idle_jobs(self, jobs: list[PoolJob], now: float) -> None:
-        busy = await self._busy_workers()
+        load = await self.cluster._dask.load()
+        if load is None:  # what was known is not changed
+            return
         for job in jobs:
-            if not job.report.connected or busy.intersection(job.report.workers):
+            if not job.report.connected or any(map(load.get, job.report.workers)):
                 job.idle_since = None
             elif job.idle_since is None:
                 job.idle_since = now
-
-    async def _busy_workers(self) -> set[str]:
-        workers = self.cluster.scheduler_info["workers"]
-        processing = await self.scheduler.processing()
-        return {
-            workers[address]["name"]
-            for address, keys in processing.items()
-            if keys and address in workers
-        }
 
 
 def most_jobs(adaptive: Adaptive, group: WorkerGroup) -> int:

@@ -542,13 +542,13 @@ def test_a_step_of_adapt_that_was_stopped_keeps_the_target_of_scale(tmp_path: Pa
         adaptive = JobAdaptive(cluster, interval=0, minimum=0, maximum=8)
         adaptive.state = "starting"  # without an interval it can only be asked for single steps
         cluster.adaptives[""] = adaptive
-        answers, asks = asyncio.Event(), cluster.dask.processing
+        answers, asks = asyncio.Event(), cluster.dask.load
 
-        async def processing() -> dict[str, Any]:
+        async def load() -> dict[str, int]:
             await answers.wait()
             return await asks()
 
-        cluster.dask.processing = processing  # type: ignore[method-assign]
+        cluster.dask.load = load  # type: ignore[method-assign]
         step = asyncio.ensure_future(adaptive.adapt())
         await asyncio.sleep(1)
         adaptive.stop()

@@ -492,6 +492,8 @@ class SimulatedDask:
         return len(self.connected.difference(leaving))
 
     async def load(self) -> dict[str, int]:
+        for name in self.slurm.busy:
+            self.slurm.connected[name].idle_since = self.slurm.seconds
         return dict.fromkeys(self.slurm.busy, 1)
 
     async def drained(self) -> tuple[frozenset[str], float]:
@@ -561,11 +563,6 @@ class SimulatedDask:
     async def gpujobs_demand(self, prefix: str, **_: object) -> int:
         """Answer as the handler of `gpujobs.injob.demand`; ``prefix``: CLUSTER-GROUP-."""
         return self.slurm.demand(prefix.split("-")[-2])
-
-    async def processing(self) -> dict[str, list[str]]:
-        for name in self.slurm.busy:
-            self.slurm.connected[name].idle_since = self.slurm.seconds
-        return {f"tcp://{name}": ["task"] for name in self.slurm.busy}
 
 
 # -- the event loop --------------------------------------------------------------------------------
